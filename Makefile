@@ -1,0 +1,44 @@
+# Everything a newcomer needs: 'make demo' and 'make test' set themselves up.
+# Only Python 3.11 or newer, pip and make must be there already.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Two test processes with one thread each: the suite is made of many small jobs.
+JOBS   ?= 2
+PYTEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-7s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv and install the tested versions
+
+# torch comes first and with its exact version: otherwise pip may choose a build with gigabytes of GPU libraries.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed (this is %d.%d); set PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hub,scorer,tensorboard]"
+	@touch $@
+
+demo: $(STAMP) ## generate text from the checkpoint that ships with the package, and show it converging
+	$(BIN)/convergeflow generate
+
+test: $(STAMP) ## the whole test suite
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
+
+lint: $(STAMP) ## style (ruff) and types (mypy)
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+bench: $(STAMP) ## measure speed and memory on this machine
+	$(BIN)/convergeflow bench
+
+clean: ## remove .venv and everything that was built (never your runs)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name '*.egg-info' -prune -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +

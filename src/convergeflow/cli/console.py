@@ -1,0 +1,122 @@
+"""How commands talk: results on stdout, everything else on stderr.
+
+A progress bar appears only where somebody can watch it: stderr must be a terminal and CONVERGEFLOW_QUIET unset. Results
+are plain text or JSON, so that a pipe gets the same bytes as a screen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+def quiet() -> bool:
+    """Whether the user asked for silence on stderr (errors are still printed)."""
+    return os.environ.get("CONVERGEFLOW_QUIET", "") not in ("", "0")
+
+
+def watched() -> bool:
+    """Whether somebody can see a progress bar."""
+    return sys.stderr.isatty() and not quiet()
+
+
+def note(message: str) -> None:
+    """One line about what is going on, on stderr."""
+    if not quiet():
+        print(message, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """One line about something the user should know, on stderr."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """A result for machines, on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+class Bar(Protocol):
+    """What `progress` hands out."""
+
+    def advance(self, amount: float = 1, **fields: Any) -> None:
+        """Move on by `amount`; `fields` are shown behind the bar, for example loss=2.31."""
+
+
+class _SilentBar:
+    def advance(self, amount: float = 1, **fields: Any) -> None:
+        pass
+
+
+class _RichBar:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+        self._fields: dict[str, Any] = {}
+
+    def advance(self, amount: float = 1, **fields: Any) -> None:
+        self._fields.update(fields)
+        shown = "  ".join(f"{name} {_cell(value)}" for name, value in self._fields.items())
+        self._progress.update(self._task, advance=amount, detail=shown)
+
+
+@contextmanager
+def progress(description: str, total: float | None = None) -> Iterator[Bar]:
+    """A progress bar on stderr with the time left; silent where nobody watches."""
+    if not watched():
+        yield _SilentBar()
+        return
+    # rich is slow to import, and most commands never draw a bar.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        yield _RichBar(bars, bars.add_task(description, total=total, detail=""))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any] | Mapping[str, Any]]) -> None:
+    """A table on stdout: numbers to the right, words to the left, never cut at the width of the screen."""
+    values = [[row.get(name) for name in columns] if isinstance(row, Mapping) else list(row) for row in rows]
+    cells = [list(columns)] + [[_cell(value) for value in row] for row in values]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    numeric = [
+        bool(values) and all(isinstance(row[i], (int, float)) or row[i] is None for row in values)
+        for i in range(len(columns))
+    ]
+    for line in cells:
+        padded = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        print("  ".join(padded).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

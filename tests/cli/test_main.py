@@ -1,0 +1,152 @@
+"""What a user sees when a command works, fails, is mistyped or is interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from convergeflow.cli import main as command_line
+from convergeflow.errors import ConvergeFlowError, UserError
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = command_line.main(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real handler around a small application with every kind of ending."""
+
+    def build() -> typer.Typer:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        app.callback(invoke_without_command=True)(command_line._root)
+
+        @app.command()
+        def works(samples: int = typer.Option(3, "--samples", min=1)) -> None:
+            print(f"made {samples}")
+
+        @app.command()
+        def fails(kind: str) -> None:
+            raise {
+                "user": UserError("the vocabulary is 7, not 9;\n use the tokenizer of the checkpoint"),
+                "ours": ConvergeFlowError("the disk went away"),
+                "file": FileNotFoundError(2, "No such file or directory", "corpus.txt"),
+                "bug": ZeroDivisionError("surprise"),
+                "stop": KeyboardInterrupt(),
+            }[kind]
+
+        @app.command()
+        def ends() -> None:
+            raise typer.Exit(1)
+
+        return app
+
+    monkeypatch.setattr(command_line, "build", build)
+
+
+def test_result_on_stdout_and_code_zero(toy: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "works", "--samples", "5") == (0, "made 5\n", "")
+
+
+def test_a_command_may_choose_its_exit_code(toy: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "ends")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "line"),
+    [
+        ("user", 2, "error: the vocabulary is 7, not 9; use the tokenizer of the checkpoint"),
+        ("ours", 1, "error: the disk went away"),
+        ("file", 1, "error: no such file or directory: corpus.txt"),
+        ("bug", 1, "error: internal error: ZeroDivisionError('surprise') (run with --debug for the traceback)"),
+        ("stop", 130, "stopped"),
+    ],
+)
+def test_every_failure_is_one_line(
+    toy: None, capsys: pytest.CaptureFixture[str], kind: str, code: int, line: str
+) -> None:
+    assert run(capsys, "fails", kind) == (code, "", line + "\n")
+
+
+@pytest.mark.parametrize("words", [("--debug", "fails", "bug"), ("fails", "bug", "--debug")])
+def test_debug_shows_the_traceback_wherever_it_stands(
+    toy: None, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "Traceback (most recent call last)" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("wroks",), "unknown command 'wroks'; did you mean works?"),
+        (("works", "--sample", "3"), "unknown option --sample; did you mean --samples?"),
+        (("works", "--samples", "0"), "--samples"),
+        (("works", "--samples", "many"), "--samples"),
+        (("works", "extra"), "extra"),
+        (("fails",), "kind"),
+    ],
+)
+def test_a_usage_mistake_is_one_line_that_names_the_fix(
+    toy: None, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], hint: str
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert hint.lower() in err.lower()
+    assert "--help" in err
+
+
+def test_no_word_shows_the_help_and_version_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert "Usage: convergeflow" in out
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert out.startswith("convergeflow ")
+
+
+def test_commands_stand_in_the_agreed_order() -> None:
+    registered = [command.name for command in command_line.build().registered_commands]
+    agreed = [word for word in command_line.COMMANDS if word in registered]
+    assert registered == agreed
+
+
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    app = command_line.build()
+    names = [command.name for command in app.registered_commands] + [group.name for group in app.registered_groups]
+    for name in names:
+        assert name is not None
+        code, out, _ = run(capsys, name, "--help")
+        assert code == 0
+        assert "Example" in out, f"the help of {name} has no example"
+        assert f"convergeflow {name}" in out
+
+
+def test_help_is_light() -> None:
+    """Reading the help must not load torch, which takes seconds."""
+    program = (
+        "import sys; from convergeflow.cli.main import main; code = main(['--help']);"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'numpy', 'datasets'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_console_script_and_the_module_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("convergeflow")
+    by_script = subprocess.run([str(script), "--version"], capture_output=True, text=True, check=True)
+    by_module = subprocess.run(
+        [sys.executable, "-m", "convergeflow", "--version"], capture_output=True, text=True, check=True
+    )
+    assert by_script.stdout == by_module.stdout
