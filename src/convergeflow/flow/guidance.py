@@ -1,0 +1,107 @@
+"""The paper's three sampling controls and their time-adaptive strengths (Sec. 3.2, 4.3, 4.5).
+
+| control | letter | formula | neutral value |
+|---|---|---|---|
+| self-conditioning guidance | w_scg | u + w_scg (mu(x, t, c) - u), u = mu(x, t, none) | 1 (0: no self-conditioning) |
+| iterative refinement | K | the guided prediction is the next condition, K times | 1 |
+| unconditional guidance | w_ug | the noise-form displacement times 1 + w_ug | 0 |
+
+Each is constant (A), divided by 1 + sqrt(sigma/alpha) (B) or divided by 1 + sigma/alpha (C): weak in the noise, strong
+near the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.schedule import Coefficients, Schedule
+
+CONFIGURATIONS = ("A", "B", "C")
+
+
+def adaptive_factor(configuration: str, at: Coefficients) -> Tensor:
+    """The factor in (0, 1] by which a nominal strength is multiplied at this noise level."""
+    noise_to_signal = at.sigma / at.alpha
+    if configuration == "A":
+        return torch.ones_like(noise_to_signal)
+    if configuration == "B":
+        return 1.0 / (1.0 + noise_to_signal.sqrt())
+    if configuration == "C":
+        return 1.0 / (1.0 + noise_to_signal)
+    raise unknown_name("guidance schedule", configuration, CONFIGURATIONS)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Nominal strengths of the three controls and the configuration that adapts each."""
+
+    refine: int = 1
+    scg: float = 1.0
+    ug: float = 0.0
+    refine_schedule: str = "A"
+    scg_schedule: str = "A"
+    ug_schedule: str = "A"
+
+    def __post_init__(self) -> None:
+        if self.refine < 0:
+            raise UserError(f"--refine must be 0 or more, not {self.refine}")
+        for option, value in (("--scg", self.scg), ("--ug", self.ug)):
+            if not math.isfinite(value) or value < 0:
+                raise UserError(f"{option} must be a finite number, 0 or more, not {value}")
+        for configuration in (self.refine_schedule, self.scg_schedule, self.ug_schedule):
+            if configuration not in CONFIGURATIONS:
+                raise unknown_name("guidance schedule", configuration, CONFIGURATIONS)
+
+    @classmethod
+    def configuration(cls, name: str, *, refine: int = 1, scg: float = 1.0, ug: float = 0.0) -> Controls:
+        """All three controls under one configuration, as in the paper's Section 4.5."""
+        return cls(refine, scg, ug, name, name, name)
+
+    @property
+    def conditions(self) -> bool:
+        """Whether self-conditioned passes have any effect."""
+        return self.refine > 0 and self.scg != 0.0
+
+
+def effective_strengths(controls: Controls, at: Coefficients) -> tuple[Tensor, Tensor]:
+    """(w_scg, w_ug) at each grid point."""
+    w_scg = controls.scg * adaptive_factor(controls.scg_schedule, at)
+    w_ug = controls.ug * adaptive_factor(controls.ug_schedule, at)
+    return w_scg, w_ug
+
+
+def rescaled(controls: Controls, reference: Schedule, schedule: Schedule, *, end: float) -> Controls:
+    """The controls whose effective strengths at the last grid point `end` equal those under a reference schedule.
+
+    Nominal strengths of B and C do not carry over between widths: the factor at the last point depends on sigma/alpha
+    there. Each nominal value is multiplied by the ratio of the two factors.
+    """
+    t = torch.tensor(end, dtype=torch.float64)
+    there, here = reference(t), schedule(t)
+
+    def ratio(configuration: str) -> float:
+        return float(adaptive_factor(configuration, there) / adaptive_factor(configuration, here))
+
+    return replace(
+        controls,
+        refine=round(controls.refine * ratio(controls.refine_schedule)),
+        scg=controls.scg * ratio(controls.scg_schedule),
+        ug=controls.ug * ratio(controls.ug_schedule),
+    )
+
+
+def guided_prediction(
+    predict: Callable[[Tensor | None], Tensor], refinements: int, w_scg: float
+) -> Tensor:
+    """u, then `refinements` times p <- (1 - w) u + w mu(c = p): the guided prediction is fed back (refinements + 1 calls)."""
+    unconditional = predict(None)
+    guided = unconditional
+    for _ in range(refinements):
+        guided = torch.lerp(unconditional, predict(guided), w_scg)
+    return guided

@@ -1,0 +1,255 @@
+"""Interpolation schedules: (alpha_t, sigma_t) of x_t = alpha_t x* + sigma_t z, with derivatives and inverse (paper Sec. 2.1).
+
+Time runs from t = 0 (noise) to t = 1 (data). gamma = log(sigma^2/alpha^2) is the log noise-to-signal ratio, the
+negative of the log-SNR. A schedule is immutable and maps a tensor of times to `Coefficients`; values and derivatives
+travel together, so that a velocity can never use a stale derivative. All arithmetic here is float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from convergeflow.errors import UserError, unknown_name
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """alpha, sigma and their time derivatives at some times; all four have the shape of the times."""
+
+    alpha: Tensor
+    sigma: Tensor
+    d_alpha: Tensor
+    d_sigma: Tensor
+
+    @property
+    def gamma(self) -> Tensor:
+        """log(sigma^2/alpha^2); +inf at pure noise, -inf at clean data."""
+        return 2.0 * (self.sigma.log() - self.alpha.log())
+
+    @property
+    def signal_to_noise(self) -> Tensor:
+        """alpha/sigma: the clock of the data-prediction ODE."""
+        return self.alpha / self.sigma
+
+    @property
+    def kernel(self) -> Tensor:
+        """alpha/sigma^2: the factor of <x_t, e_j> in the Gaussian kernel."""
+        return self.alpha / self.sigma.square()
+
+    @property
+    def norm_term(self) -> Tensor:
+        """alpha^2/(2 sigma^2): the factor of ||e_j||^2 in the Gaussian kernel; constant in j for equal norms."""
+        return 0.5 * self.signal_to_noise.square()
+
+    def __getitem__(self, index: Any) -> Coefficients:
+        return Coefficients(self.alpha[index], self.sigma[index], self.d_alpha[index], self.d_sigma[index])
+
+    def expand(self, rows: int) -> Coefficients:
+        """The same noise level for `rows` rows, [rows]."""
+        return Coefficients(*(value.expand(rows) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma)))
+
+
+class Schedule(Protocol):
+    """What paths, grids and solvers need of a schedule."""
+
+    def __call__(self, t: Tensor) -> Coefficients:
+        """The coefficients at times t in [0, 1]."""
+
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        """The time at which the log-SNR has this value."""
+
+    def at_gamma(self, gamma: Tensor) -> Coefficients:
+        """The coefficients where log(sigma^2/alpha^2) = gamma."""
+
+    def describe(self) -> dict[str, Any]:
+        """A JSON description from which `schedule_from` makes it again."""
+
+
+def _as_times(t: Tensor | float) -> Tensor:
+    return torch.as_tensor(t, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """alpha = t, sigma = 1 - t: rectified flow."""
+
+    def __call__(self, t: Tensor | float) -> Coefficients:
+        t = _as_times(t)
+        return Coefficients(t, 1.0 - t, torch.ones_like(t), -torch.ones_like(t))
+
+    def time_at(self, log_snr: Tensor | float) -> Tensor:
+        return torch.sigmoid(_as_times(log_snr) / 2)
+
+    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
+        half = _as_times(gamma) / 2
+        # sigma by its own sigmoid: 1 - t would lose all digits near the data end.
+        ones = torch.ones_like(half)
+        return Coefficients(torch.sigmoid(-half), torch.sigmoid(half), ones, -ones)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "linear"}
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """alpha = sin(pi t/2), sigma = cos(pi t/2): variance preserving."""
+
+    def __call__(self, t: Tensor | float) -> Coefficients:
+        angle = _as_times(t) * (math.pi / 2)
+        # cos(pi/2) is 6e-17 in floating point; the sine of the complement is exactly 0 at the data end.
+        sigma = torch.sin((1.0 - _as_times(t)) * (math.pi / 2))
+        alpha = torch.sin(angle)
+        return Coefficients(alpha, sigma, sigma * (math.pi / 2), -alpha * (math.pi / 2))
+
+    def time_at(self, log_snr: Tensor | float) -> Tensor:
+        return torch.atan((_as_times(log_snr) / 2).exp()) * (2 / math.pi)
+
+    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
+        return _variance_preserving(_as_times(gamma), rate=self._rate)
+
+    def _rate(self, alpha: Tensor, sigma: Tensor) -> Tensor:
+        # gamma = 2 log cot(pi t/2), so d gamma/dt = -pi / (sin cos).
+        return -math.pi / (alpha * sigma)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "cosine"}
+
+
+def _variance_preserving(gamma: Tensor, rate: Callable[[Tensor, Tensor], Tensor] | Tensor) -> Coefficients:
+    """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma); `rate` is d gamma/dt."""
+    alpha, sigma = torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt()
+    d_gamma = rate if isinstance(rate, Tensor) else rate(alpha, sigma)
+    return Coefficients(
+        alpha, sigma, -0.5 * alpha * sigma.square() * d_gamma, 0.5 * sigma * alpha.square() * d_gamma
+    )
+
+
+@dataclass(frozen=True)
+class Gumbel:
+    """LangFlow's schedule: gamma = loc - scale log(-log q) with q = 1 - t, clamped at the quantiles cutoff and 1 - cutoff.
+
+    Variance preserving. The clamp keeps sigma away from zero: at the data end gamma = gamma_min, not -inf. The defaults
+    are those of LangFlow at width 768; the useful range of gamma shifts by log(width).
+    """
+
+    loc: float = 4.723
+    scale: float = 0.852
+    cutoff: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (self.scale > 0 and math.isfinite(self.loc) and math.isfinite(self.scale)):
+            raise UserError(f"the Gumbel schedule needs a finite loc and scale > 0, not {self.loc}, {self.scale}")
+        if not 0 < self.cutoff < 0.5:
+            raise UserError(f"the Gumbel cutoff must lie in (0, 0.5), not {self.cutoff}")
+
+    @property
+    def gamma_min(self) -> float:
+        """gamma at the data end."""
+        return self.loc - self.scale * math.log(-math.log(self.cutoff))
+
+    @property
+    def gamma_max(self) -> float:
+        """gamma at the noise end, loc - scale log(cutoff): LangFlow's form of the upper quantile (-log(1-c) ~ c)."""
+        return self.loc - self.scale * math.log(self.cutoff)
+
+    def gamma(self, t: Tensor | float) -> Tensor:
+        """The clamped log noise-to-signal ratio at times t."""
+        # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
+        minus_log_q = -torch.log1p(-_as_times(t).clamp(0.0, 1.0))
+        return (self.loc - self.scale * minus_log_q.log()).clamp(self.gamma_min, self.gamma_max)
+
+    def __call__(self, t: Tensor | float) -> Coefficients:
+        t = _as_times(t)
+        gamma = self.gamma(t)
+        q = 1.0 - t
+        inside = (gamma > self.gamma_min) & (gamma < self.gamma_max)
+        # Where the clamp holds gamma is constant; the dummy 0.5 keeps the untaken branch finite.
+        safe_q = torch.where(inside, q, torch.full_like(q, 0.5))
+        rate = torch.where(inside, self.scale / (safe_q * safe_q.log()), torch.zeros_like(q))
+        return _variance_preserving(gamma, rate)
+
+    def time_at(self, log_snr: Tensor | float) -> Tensor:
+        gamma = (-_as_times(log_snr)).clamp(self.gamma_min, self.gamma_max)
+        return -torch.expm1(-torch.exp(-(gamma - self.loc) / self.scale))
+
+    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
+        gamma = _as_times(gamma)
+        minus_log_q = torch.exp(-(gamma - self.loc) / self.scale)
+        # d gamma/dt = scale / (q log q), with q = exp(-minus_log_q).
+        return _variance_preserving(gamma, -self.scale * minus_log_q.exp() / minus_log_q)
+
+    def cdf(self, gamma: Tensor) -> Tensor:
+        """F(gamma): the share q of training draws with less noise than gamma (before clamping)."""
+        return torch.exp(-torch.exp(-(gamma - self.loc) / self.scale))
+
+    def log_density(self, gamma: Tensor) -> Tensor:
+        """log of the density of gamma when q is uniform (before clamping)."""
+        z = (gamma - self.loc) / self.scale
+        return -z - torch.exp(-z) - math.log(self.scale)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "gumbel", "loc": self.loc, "scale": self.scale, "cutoff": self.cutoff}
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A schedule given by two differentiable functions of t (torch operations); derivatives by autograd."""
+
+    alpha: Callable[[Tensor], Tensor]
+    sigma: Callable[[Tensor], Tensor]
+
+    def __call__(self, t: Tensor | float) -> Coefficients:
+        with torch.enable_grad():
+            leaf = _as_times(t).detach().clone().requires_grad_()
+            alpha, sigma = self.alpha(leaf), self.sigma(leaf)
+            d_alpha = self._derivative(alpha, leaf)
+            d_sigma = self._derivative(sigma, leaf)
+        return Coefficients(alpha.detach(), sigma.detach(), d_alpha, d_sigma)
+
+    @staticmethod
+    def _derivative(value: Tensor, t: Tensor) -> Tensor:
+        if not value.requires_grad:  # a constant function
+            return torch.zeros_like(t)
+        return torch.autograd.grad(value.sum(), t)[0]
+
+    def time_at(self, log_snr: Tensor | float) -> Tensor:
+        """By bisection: the log-SNR of any admissible schedule increases with t."""
+        target = _as_times(log_snr)
+        low, high = torch.zeros_like(target), torch.ones_like(target)
+        for _ in range(80):  # halves the interval beyond float64's resolution
+            middle = 0.5 * (low + high)
+            below = -self(middle).gamma < target
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
+        return self(self.time_at(-_as_times(gamma)))
+
+    def describe(self) -> dict[str, Any]:
+        raise UserError("a schedule given by functions cannot be saved; give one of linear, cosine, gumbel")
+
+
+_KINDS: dict[str, Callable[..., Schedule]] = {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+
+
+def schedule_from(description: dict[str, Any]) -> Schedule:
+    """The schedule described by `Schedule.describe`."""
+    values = dict(description)
+    kind = values.pop("kind", None)
+    if kind not in _KINDS:
+        raise unknown_name("schedule", str(kind), _KINDS)
+    try:
+        return _KINDS[kind](**values)
+    except TypeError as error:
+        raise UserError(f"schedule {kind!r}: {error}") from None
+
+
+def gumbel_for_width(width: int) -> Gumbel:
+    """LangFlow's default moved to another width: norms are sqrt(width), so noise of equal effect shifts by its logarithm."""
+    return Gumbel(loc=4.723 - math.log(768 / width))
