@@ -1,0 +1,273 @@
+"""The `stories` corpus: children's stories written by a seeded program, with their exact law.
+
+Somebody has a thing, loses it, feels bad, is helped, and all ends well. Names, pronouns, the colour and
+kind of the thing, the place, the animal and the feeling must agree over the whole story. Because the
+program is a unifilar automaton (`automaton.py`), the likelihood of a generated text and the entropy of the
+data are known exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from convergeflow.data.automaton import (
+    Article,
+    Choice,
+    Fact,
+    Floats,
+    Grammar,
+    Ints,
+    Line,
+    Mention,
+    Piece,
+    Say,
+    lines,
+    one_of,
+)
+from convergeflow.errors import UserError
+
+END_TOKEN = "<end>"
+
+GIRLS = "mia lily anna rosa clara emma nora ruby ella maya tess ivy lucy hana zoe pia greta wanda sofia june"
+BOYS = "tom ben sam leo max finn jack oscar hugo noah paul karl milo emil ravi theo otto luca felix dan"
+COLOURS = "red blue green yellow white black pink brown purple golden"
+THINGS = "kite ball hat drum book boat ring key cup coat doll bell spoon map lamp whistle button scarf basket puppet"
+PLACES = (
+    "river park forest school farm market beach bridge castle mill meadow harbour station pond tower hill"
+)
+ANIMALS = "dog cat rabbit fox duck bear mouse frog horse bird goat hen pig squirrel turtle badger deer sheep"
+FEELINGS = "sad upset lonely worried cross scared gloomy sorry tired unhappy"
+HIDING_PLACES = "tree bench stone bush bed chair fence cart log wall rug barrel ladder leaf"
+JOYS = "happy glad cheerful proud merry calm thankful jolly"
+
+_PRONOUNS = {"girl": ("she", "her", "her"), "boy": ("he", "his", "him")}
+
+
+def _falling(words: str) -> dict[str, float]:
+    """Probabilities that fall slowly along the list: a model that ignores them shows up in the slot
+    marginals."""
+    names = words.split()
+    weights = 1.0 / (np.arange(len(names)) + 4.0)
+    shares = weights / weights.sum()
+    return {name: float(share) for name, share in zip(names, shares, strict=True)}
+
+
+def _fact(name: str, words: str) -> Fact:
+    shares = _falling(words)
+    return Fact(name, tuple(shares), tuple(shares.values()))
+
+
+def _story_program() -> tuple[Piece, list[Fact]]:
+    facts = [
+        _fact("girl", GIRLS),
+        _fact("boy", BOYS),
+        _fact("colour", COLOURS),
+        _fact("thing", THINGS),
+        _fact("place", PLACES),
+        _fact("animal", ANIMALS),
+        _fact("feeling", FEELINGS),
+    ]
+    slots: dict[str, Piece] = {fact.name: Mention(fact.name) for fact in facts[2:]}
+    slots["an"] = Article("animal")
+    slots["kind"] = one_of(**_falling("kind brave quiet funny gentle curious busy bold"))
+    slots["family"] = one_of(**_falling("mother father grandmother uncle sister brother"))
+    slots["when"] = one_of(day=0.5, morning=0.2, evening=0.15, afternoon=0.1, night=0.05)
+    slots["weather"] = one_of(wind=0.4, rain=0.3, storm=0.2, snow=0.1)
+    slots["close"] = one_of(best=0.5, old=0.3, dear=0.2)
+    slots["loved"] = one_of(loved=0.6, liked=0.4)
+    slots["lost"] = one_of(lost=0.5, dropped=0.3, forgot=0.2)
+    slots["by"] = one_of(under=0.5, behind=0.3, beside=0.2)
+    slots["hidden"] = one_of(**_falling(HIDING_PLACES))
+    slots["thanked"] = one_of(thanked=0.5, hugged=0.3, kissed=0.2)
+    slots["joy"] = one_of(**_falling(JOYS))
+
+    # Who the story is about is part of the counter from the first word that tells it; pronouns are plain
+    # words.
+    after_named, after_name = {}, {}
+    for hero, (she, her, of_her) in _PRONOUNS.items():
+        own = {
+            **slots,
+            "name": Mention(hero),
+            "she": Say(she),
+            "her": Say(her),
+            "them": Say(of_her),
+            "hero": Say(hero),
+        }
+        rest = _rest(own)
+        after_named[hero] = Line((lines({"{hero} named {name} .": 1.0}, own), rest))
+        opening = lines(
+            {"was a {kind} {hero} .": 0.6, "lived with {her} {family} near the {place} .": 0.4}, own
+        )
+        after_name[hero] = Line((own["name"], opening, rest))
+    size = one_of(little=0.4, small=0.2, young=0.2, clever=0.1, shy=0.1)
+    once = Line(
+        (
+            lines({"once there was a": 1.0}, slots),
+            size,
+            Choice(((0.5, after_named["girl"]), (0.5, after_named["boy"]))),
+        )
+    )
+    return Choice(((0.5, once), (0.25, after_name["girl"]), (0.25, after_name["boy"]))), facts
+
+
+def _rest(own: Mapping[str, Piece]) -> Piece:
+    """A story after its first sentence: four or five more, with or without saying what was owned and how it
+    felt."""
+    owned = {
+        "{she} had a {colour} {thing} .": 0.4,
+        "{she} {loved} {her} {thing} .": 0.2,
+        "{her} {close} friend was a {animal} .": 0.25,
+        "{her} {thing} was {colour} .": 0.15,
+    }
+    lost = lines(
+        {
+            "one {when} {she} {lost} {her} {thing} near the {place} .": 0.5,
+            "one {when} , the {colour} {thing} was gone .": 0.25,
+            "then the {weather} took {her} {colour} {thing} away .": 0.25,
+        },
+        own,
+    )
+    felt = {
+        "{she} felt very {feeling} .": 0.4,
+        "{name} was {feeling} .": 0.3,
+        "this made {them} {feeling} .": 0.3,
+    }
+    found = {
+        "{an} {animal} found it {by} the {hidden} .": 0.4,
+        "{an} {animal} helped {them} find the {thing} .": 0.25,
+        "soon {she} saw the {colour} {thing} {by} the {hidden} .": 0.35,
+    }
+    ended = lines(
+        {
+            "{name} {thanked} {an} {animal} .": 0.35,
+            "{name} took {her} {thing} home .": 0.15,
+            "{she} was no longer {feeling} .": 0.3,
+            "now {she} was {joy} .": 0.2,
+        },
+        own,
+    )
+    feels, finds = lines(felt, own), lines(found, own)
+    # What was felt may be left out only where it was said what was owned: five sentences at least, six at
+    # most.
+    long = Line((lines(owned, own), lost, Choice(((0.4, Line((feels, finds))), (0.6, finds))), ended))
+    short = Line((lost, feels, finds, ended))
+    return Choice(((0.7, long), (0.3, short)))
+
+
+class StoriesLaw:
+    """The law of the corpus: draws texts and says how likely any text is. All ids are `numpy` arrays [num,
+    length]."""
+
+    def __init__(self) -> None:
+        program, facts = _story_program()
+        self.grammar = Grammar(program, facts, end=END_TOKEN)
+        self.vocabulary = self.grammar.vocabulary
+        single = {fact.name: [[word] for word in fact.words] for fact in facts}
+        self.groups: dict[str, list[list[str]]] = {
+            "name": single.pop("girl") + single.pop("boy"),
+            "gender": [[*GIRLS.split(), "girl", "she", "her"], [*BOYS.split(), "boy", "he", "his", "him"]],
+            **single,
+        }
+
+    # --- text ---
+
+    def encode(self, story: str) -> list[int]:
+        """Ids of a readable text; the inverse of `decode` on texts of the corpus."""
+        spaced = story.lower().replace(".", " . ").replace(",", " , ").replace(END_TOKEN, f" {END_TOKEN} ")
+        unknown = [word for word in spaced.split() if word not in self.grammar.word_id]
+        if unknown:
+            raise UserError(
+                f"{unknown[0]!r} is not a word of the stories; `convergeflow inspect stories` lists them"
+            )
+        return [self.grammar.word_id[word] for word in spaced.split()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """A readable text: see `detokenize`."""
+        return detokenize([self.vocabulary[int(index)] for index in ids])
+
+    # --- the law ---
+
+    def sample(self, rng: np.random.Generator, num: int, length: int) -> Ints:
+        """Blocks that start at a story start and are cut at `length`, [num, length]."""
+        return self.grammar.sample(rng, num, length)
+
+    def clean_nll(self, ids: ArrayLike) -> Floats:
+        """Nats per block, [num]; infinite for a text that is not valid."""
+        return self.grammar.clean_nll(ids)
+
+    def clean_log_prob(self, ids: ArrayLike) -> Floats:
+        return -self.grammar.clean_nll(ids)
+
+    def smoothed_nll(self, ids: ArrayLike, eps: float = 1e-3) -> Floats:
+        """Nats per block, [num]; finite for every text. See `Grammar.smoothed_nll`."""
+        return self.grammar.smoothed_nll(ids, eps)
+
+    def block_entropy(self, length: int) -> float:
+        """Entropy of a block in nats, exact; the mean clean NLL of the data."""
+        return self.grammar.block_entropy(length)
+
+    def rate(self) -> float:
+        """Nats per token of an endless text, exact."""
+        return self.grammar.rate()
+
+    def unigram_entropy(self) -> float:
+        """Entropy of a single word of an endless text, in nats, exact."""
+        shares = self.grammar.unigram
+        return float(-np.sum(shares[shares > 0] * np.log(shares[shares > 0])))
+
+    def story_length(self) -> float:
+        """Expected tokens of a story, punctuation and end token included."""
+        return self.grammar.story_length()
+
+    # --- what a text keeps ---
+
+    def valid_sentences(self, ids: ArrayLike) -> tuple[Ints, Ints]:
+        """(valid, all) sentences of each block, judged one by one."""
+        return self.grammar.valid_sentences(ids)
+
+    def valid_stories(self, ids: ArrayLike, *, complete: bool = False) -> tuple[Ints, Ints]:
+        """(valid, all) stories of each block; a cut last story counts unless `complete`."""
+        return self.grammar.valid_stories(ids, complete=complete)
+
+    def facts_kept(self, ids: ArrayLike) -> dict[str, dict[str, Any]]:
+        """Per fact and for `all`: repeated mentions (and stories) that agree with the first mention."""
+        return self.grammar.agreement(ids, self.groups)
+
+    def slot_marginals(self) -> dict[str, Floats]:
+        return self.grammar.slot_marginals()
+
+    def slot_counts(self, ids: ArrayLike) -> dict[str, Ints]:
+        return self.grammar.slot_counts(ids)
+
+    def slot_divergence(self, ids: ArrayLike) -> dict[str, float]:
+        """KL(texts || law) per slot in nats."""
+        return self.grammar.slot_divergence(ids)
+
+
+@cache
+def stories_law() -> StoriesLaw:
+    """The one law of the corpus; compiling it takes a moment, so it is kept."""
+    return StoriesLaw()
+
+
+def detokenize(words: Sequence[str]) -> str:
+    """Readable text: capitals at sentence starts and in names, no space before punctuation, a line per
+    story."""
+    names = set(GIRLS.split()) | set(BOYS.split())
+    pieces: list[str] = []
+    starts_sentence = True
+    for word in words:
+        if word == END_TOKEN:
+            pieces.append("\n")
+            starts_sentence = True
+            continue
+        shown = word.capitalize() if starts_sentence or word in names else word
+        glued = not pieces or pieces[-1].endswith("\n") or word in {".", ","}
+        pieces.append(shown if glued else f" {shown}")
+        starts_sentence = word == "."
+    return "".join(pieces).rstrip("\n")
