@@ -1,0 +1,362 @@
+"""The front door: ConvergeFlow as a transformers model with `from_pretrained`, `save_pretrained` and `generate`.
+
+It follows the `LanguageModel` protocol, so the same trainer, evaluator and commands serve it and its rivals. LangFlow is
+the same network trained with the other objective. A checkpoint is a folder: config.json, model.safetensors, tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput, logging
+
+from convergeflow.config import SIZES
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_for_width, schedule_from
+from convergeflow.model.head import Weighted
+from convergeflow.model.network import FlowNetwork
+from convergeflow.objective import LearnedGumbel, Objective, fixed_noise_report, flow_loss
+from convergeflow.randomness import RowDraws
+from convergeflow.records import Loss, Observer, Samples
+from convergeflow.sampling import Clamp, Settings, batches, default_batch, initial_noise, integrate
+
+class ConvergeFlowConfig(PreTrainedConfig):
+    """The shape of a model and its schedule."""
+
+    model_type = "convergeflow"
+
+    def __init__(
+        self,
+        vocabulary: int = 50257,
+        width: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        condition_width: int = 128,
+        length: int = 1024,
+        dropout: float = 0.1,
+        predictor: str = "weighted",
+        schedule: dict[str, Any] | None = None,
+        schedule_entropy: float = 7.02,
+        gate_init: float = 0.0,
+        context_free_input: bool = False,
+        method: str = "convergeflow",
+        **kwargs: Any,
+    ) -> None:
+        for name, value in {
+            "vocabulary": vocabulary, "width": width, "depth": depth, "heads": heads, "length": length,
+        }.items():  # fmt: skip
+            if value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}")
+        self.vocabulary = vocabulary
+        self.width = width
+        self.depth = depth
+        self.heads = heads
+        self.condition_width = condition_width
+        self.length = length
+        self.dropout = dropout
+        self.predictor = predictor
+        self.schedule = gumbel_for_width(width).describe() if schedule is None else dict(schedule)
+        self.schedule_entropy = schedule_entropy
+        self.gate_init = gate_init
+        self.context_free_input = context_free_input
+        self.method = method
+        super().__init__(**kwargs)
+
+    @classmethod
+    def of_size(cls, size: str, **changes: Any) -> ConvergeFlowConfig:
+        """A named size: test, small or base (the paper's)."""
+        if size not in SIZES:
+            raise unknown_name("size", size, SIZES)
+        return cls(**{**SIZES[size], **changes})
+
+
+@dataclass
+class FlowOutput(ModelOutput):  # type: ignore[misc]
+    """What `forward` returns."""
+
+    logits: Tensor | None = None
+    mu: Tensor | None = None
+
+
+class ConvergeFlowModel(PreTrainedModel):
+    """Network, schedule and sampler in one object."""
+
+    config_class = ConvergeFlowConfig
+    base_model_prefix = "network"
+    main_input_name = "x_t"
+    supports_gradient_checkpointing = False
+    config: ConvergeFlowConfig
+
+    def __init__(self, config: ConvergeFlowConfig) -> None:
+        super().__init__(config)
+        self.network = FlowNetwork(
+            vocabulary=config.vocabulary,
+            width=config.width,
+            depth=config.depth,
+            heads=config.heads,
+            condition_width=config.condition_width,
+            dropout=config.dropout,
+            predictor=config.predictor,
+            gate_init=config.gate_init,
+            context_free_input=config.context_free_input,
+        )
+        schedule = schedule_from(config.schedule)
+        self.learned_schedule = (
+            LearnedGumbel(schedule, config.schedule_entropy) if isinstance(schedule, Gumbel) else None
+        )
+        self.objective = Objective("mse")
+        self.fits_schedule = False
+        self.tokenizer: Any = None
+        """Set by `from_pretrained` where the folder holds one; generation gives ids only without it."""
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Nothing: the modules initialise themselves, and loading refuses a file that leaves anything to initialise."""
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> str:
+        return self.config.method
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule in force: the learned values where there are any."""
+        if self.learned_schedule is not None:
+            return self.learned_schedule.schedule()
+        return schedule_from(self.config.schedule)
+
+    def set_unigram(self, counts: Tensor) -> None:
+        """Token counts of the training text: the context-free prior, and the height of the entropy curve to fit."""
+        if counts.shape != (self.config.vocabulary,):
+            raise UserError(f"{len(counts)} token counts for a vocabulary of {self.config.vocabulary}")
+        share = (counts.double() + 0.5) / (counts.double() + 0.5).sum()
+        self.network.log_unigram.copy_(share.log())
+        entropy = float(-(share * share.log()).sum())
+        self.config.schedule_entropy = entropy
+        if self.learned_schedule is not None:
+            with torch.no_grad():
+                self.learned_schedule.entropy.fill_(entropy)
+
+    def num_parameters_without_table(self) -> int:
+        """All parameters but the token table: the paper's "130M" at base size."""
+        return sum(p.numel() for p in self.parameters()) - self.network.embedding.weight.numel()
+
+    # -- prediction ----------------------------------------------------------------------------------------------------
+
+    def forward(self, x_t: Tensor, gamma: Tensor, self_condition: Tensor | None = None) -> FlowOutput:
+        """Logits and data prediction at noise level gamma [B] for a state [B, L, width]."""
+        at = self.schedule.at_gamma(gamma.double())
+        logits = None
+        if self.config.predictor == "weighted":
+            logits = self.network.logits(x_t, at, self_condition)
+            mu = logits.softmax(-1) @ self.network.embedding.rows()
+        else:
+            mu = self.network(x_t, at, self_condition).mu
+        return FlowOutput(logits=logits, mu=mu)
+
+    # -- training (LanguageModel protocol) -----------------------------------------------------------------------------
+
+    def enter_stage(self, stage: Any) -> None:
+        """Objective and trainable parameters of a stage (`config.StageConfig`)."""
+        self.objective = Objective(stage.objective, stage.self_condition, stage.position_noise)
+        self.requires_grad_(True)
+        self.network.embedding.weight.requires_grad_(bool(stage.learn_table))
+        self.fits_schedule = bool(stage.learn_schedule)
+        if self.fits_schedule and (self.learned_schedule is None or stage.objective != "ce"):
+            raise UserError("learn_schedule needs a gumbel schedule and the ce objective")
+        if self.learned_schedule is not None:
+            self.learned_schedule.requires_grad_(self.fits_schedule)
+
+    def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
+        """The stage's loss; `times` [B] are paper times in (0, 1)."""
+        return flow_loss(
+            self.network,
+            self.schedule,
+            self.objective,
+            tokens,
+            times=times,
+            draws=draws,
+            learned=self.learned_schedule if self.fits_schedule else None,
+        )
+
+    def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:
+        """Cross-entropy, error and gain over the context-free predictor at five fixed noise levels of this width."""
+        start = gumbel_for_width(self.config.width)
+        levels = start.gamma(torch.tensor([0.9, 0.7, 0.5, 0.3, 0.1])).tolist()
+        was_training = self.training
+        self.eval()
+        try:
+            rounded = [round(level, 2) for level in levels]
+            return fixed_noise_report(self.network, self.schedule, rounded, tokens, draws)
+        finally:
+            self.train(was_training)
+
+    # -- sampling ------------------------------------------------------------------------------------------------------
+
+    def bind(self) -> BoundPredictor:
+        """A predictor for sampling: the table is normalised once, dropout is off."""
+        return BoundPredictor(self)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        num: int,
+        length: int,
+        *,
+        seeds: Sequence[int],
+        nfe: int = 64,
+        observe: Observer | None = None,
+        settings: Settings | None = None,
+        noise: Tensor | None = None,
+        clamp: Clamp | None = None,
+        batch: int | None = None,
+        want_logits: bool = False,
+    ) -> Samples:
+        """Generate `num` sequences; `settings` says how (its nfe wins), `noise` [num, length, width] replaces the seeds' own."""
+        settings = settings or Settings(nfe=nfe)
+        if len(seeds) != num:
+            raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
+        if num < 1 or length < 1:
+            raise UserError("the number and the length of samples must be at least 1")
+        if noise is not None and noise.shape != (num, length, self.config.width):
+            raise UserError(
+                f"the starting noise must have shape {(num, length, self.config.width)}, not {tuple(noise.shape)}"
+            )
+        predictor = self.bind()
+        size = batch or default_batch(length, self.config.vocabulary)
+        outcomes = []
+        for part in batches(num, size):
+            start = (
+                initial_noise(seeds[part], length, self.config.width, torch.float64, self.device)
+                if noise is None
+                else noise[part].to(self.device)
+            )
+            piece = clamp
+            if clamp is not None and clamp.tokens.dim() == 2:
+                piece = Clamp(clamp.tokens[part], clamp.known[part])
+            outcomes.append(
+                integrate(predictor, settings, start, clamp=piece, observe=observe, want_logits=want_logits)
+            )
+        rules = {
+            rule: torch.cat([outcome.decoded.tokens[rule] for outcome in outcomes]).cpu()
+            for rule in outcomes[0].decoded.tokens
+        }
+        outcomes[0].decoded.by(settings.decode)  # refuses a rule that does not apply, by name
+        ids = rules[settings.decode]
+        calls = torch.cat([outcome.calls for outcome in outcomes])
+        extras = {"calls": calls, **{f"ids_{rule}": tokens for rule, tokens in rules.items()}}
+        if want_logits:
+            extras["logits"] = torch.cat([_present(outcome.logits) for outcome in outcomes]).cpu()
+        texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
+        described = {**settings.describe(), "plan": outcomes[0].plan.describe(), "length": length, "batch": size}
+        return Samples(ids, list(seeds), int(calls.max()), described, texts, extras)
+
+    def generate(  # type: ignore[override]
+        self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any
+    ) -> Samples:
+        """`num` samples with seeds seed, seed + 1, ...; options as in `sample`."""
+        return self.sample(num, length or self.config.length, seeds=range(seed, seed + num), **options)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """config.json and model.safetensors, the learned schedule written to both, and the tokenizer where there is one."""
+        if self.learned_schedule is not None:
+            self.config.schedule = self.learned_schedule.schedule().describe()
+            self.config.schedule_entropy = self.learned_schedule.entropy.item()
+        with _without_bars():
+            super().save_pretrained(save_directory, **kwargs)
+        if self.tokenizer is not None:
+            self.tokenizer.save(save_directory)
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> ConvergeFlowModel:  # type: ignore[override]
+        """Load a checkpoint folder in float32; a missing or unexpected weight is an error, not a warning."""
+        _check_folder(folder)
+        kwargs.setdefault("dtype", torch.float32)  # files in half precision are for shipping, not for computing
+        wanted_info = kwargs.pop("output_loading_info", False)
+        with _without_bars():
+            model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+        problems = {name: sorted(map(str, info.get(name) or ())) for name in
+                    ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}  # fmt: skip
+        if any(problems.values()):
+            said = "; ".join(f"{name}: {', '.join(keys[:4])}" for name, keys in problems.items() if keys)
+            raise UserError(f"{folder} does not hold this model ({said})")
+        model.eval()
+        return (model, info) if wanted_info else model
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Saving and loading take a moment; transformers' own bars would clutter ours."""
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _present(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
+
+
+def _check_folder(folder: Any) -> None:
+    path = Path(str(folder))
+    if not path.exists():
+        return  # perhaps a hub name: transformers decides
+    config = path / "config.json"
+    if not config.is_file():
+        raise UserError(f"{path} is not a checkpoint folder: it has no config.json")
+    try:
+        kind = json.loads(config.read_text()).get("model_type")
+    except (ValueError, AttributeError):
+        raise UserError(f"{config} is not valid JSON") from None
+    if kind != ConvergeFlowConfig.model_type:
+        raise UserError(f"{path} holds a model of type {kind!r}, not 'convergeflow' (see `convergeflow import --help`)")
+
+
+class BoundPredictor:
+    """A model ready to be sampled: see `sampling.Predictor`."""
+
+    def __init__(self, model: ConvergeFlowModel) -> None:
+        model.eval()
+        self.network = model.network
+        self.schedule = model.schedule
+        with torch.no_grad():
+            self.table = model.network.embedding.rows()
+
+    def __call__(
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None,
+        *,
+        details: bool = False,
+        scores: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Weighted:
+        return self.network(
+            x_t, at, condition, table=self.table, details=details, scores=scores, positions=positions
+        )
+
+    def scores(self, x_t: Tensor) -> Tensor | None:
+        return None if self.network.predictor == "direct" else self.network.scores(x_t, self.table)
+
+    def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
+        return self.network.logits(x_t, at, condition, table=self.table)
+
+
+AutoConfig.register(ConvergeFlowConfig.model_type, ConvergeFlowConfig)
+AutoModel.register(ConvergeFlowConfig, ConvergeFlowModel)

@@ -1,0 +1,165 @@
+"""The DiT that reads a noisy state and a noise level: LangFlow's, which ConvergeFlow and its discrete rivals share.
+
+Pre-norm blocks with rotary attention over the whole sequence and adaLN modulation by an embedding of gamma. Zero-initialised
+modulation makes a fresh trunk the identity up to its final norm.
+
+Shapes: B batch, L length, D width, H heads, C condition width. gamma is [B], or [B, L] for a noise level per position.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+GAMMA_LIMIT = 60.0
+"""gamma is infinite at the ends of unclamped schedules; the sinusoids need a number, and beyond this all is noise or all is data."""
+
+
+class Norm(nn.Module):
+    """Layer norm with a weight and no bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x.float() if x.dtype != torch.float64 else x, self.weight.shape, self.weight)
+
+
+class NoiseLevelEmbedding(nn.Module):
+    """gamma -> [.., C]: 256 sinusoids of the raw value (cosines first), a two-layer MLP, and the SiLU that adaLN wants."""
+
+    FREQUENCIES = 128
+
+    def __init__(self, condition_width: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(2 * self.FREQUENCIES, condition_width)
+        self.project = nn.Linear(condition_width, condition_width)
+
+    def forward(self, gamma: Tensor) -> Tensor:
+        dtype = self.expand.weight.dtype
+        gamma = gamma.to(device=self.expand.weight.device, dtype=dtype).clamp(-GAMMA_LIMIT, GAMMA_LIMIT)
+        index = torch.arange(self.FREQUENCIES, device=gamma.device, dtype=dtype)
+        angle = gamma[..., None] * torch.exp(index * (-math.log(10_000.0) / self.FREQUENCIES))
+        features = torch.cat([angle.cos(), angle.sin()], dim=-1)
+        return functional.silu(self.project(functional.silu(self.expand(features))))
+
+
+@lru_cache(maxsize=16)
+def _rotation(length: int, half: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # Computed, not stored: transformers fills non-persistent buffers with garbage when it loads a model.
+    rate = 1.0 / 10_000.0 ** (torch.arange(half, device=device, dtype=torch.float32) / half)
+    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * rate
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x_BHLK: Tensor) -> Tensor:
+    """Rotary position embedding, half-split: pairs are (k, k + K/2)."""
+    half = x_BHLK.shape[-1] // 2
+    cos, sin = _rotation(x_BHLK.shape[-2], half, x_BHLK.device, x_BHLK.dtype)
+    first, second = x_BHLK[..., :half], x_BHLK[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Attention(nn.Module):
+    """Full attention, no biases; `causal` is for the autoregressive rival."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        B, L, D = x_BLD.shape
+        q, k, v = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).reshape(B, L, D))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised, shifted and scaled by the noise level, and gated into the residual stream."""
+
+    def __init__(
+        self, width: int, heads: int, condition_width: int, dropout: float, gate_init: float, causal: bool
+    ) -> None:
+        super().__init__()
+        self.norm_attention, self.norm_mlp = Norm(width), Norm(width)
+        self.attention = Attention(width, heads, causal)
+        self.mlp_up, self.mlp_down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.modulation = nn.Linear(condition_width, 6 * width)
+        self.dropout = dropout
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+        with torch.no_grad():  # order: shift, scale, gate of attention, then of the MLP
+            self.modulation.bias.view(6, width)[[2, 5]] = gate_init
+
+    def forward(self, x_BLD: Tensor, condition: Tensor) -> Tensor:
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
+        h = torch.addcmul(shift_a, self.norm_attention(x_BLD), 1 + scale_a)
+        h = functional.dropout(self.attention(h), self.dropout, self.training)
+        x_BLD = torch.addcmul(x_BLD, gate_a.to(x_BLD.dtype), h.to(x_BLD.dtype))
+        h = torch.addcmul(shift_m, self.norm_mlp(x_BLD), 1 + scale_m)
+        h = self.mlp_down(functional.gelu(self.mlp_up(h), approximate="tanh"))
+        h = functional.dropout(h, self.dropout, self.training)
+        return torch.addcmul(x_BLD, gate_m.to(x_BLD.dtype), h.to(x_BLD.dtype))
+
+
+class Backbone(nn.Module):
+    """Blocks and the final modulated norm: hidden state in, hidden state out, [B, L, D] both."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        heads: int,
+        condition_width: int = 128,
+        dropout: float = 0.1,
+        gate_init: float = 0.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.noise_level = NoiseLevelEmbedding(condition_width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, condition_width, dropout, gate_init, causal) for _ in range(depth)
+        )
+        self.norm_final = Norm(width)
+        self.modulation_final = nn.Linear(condition_width, 2 * width)
+        nn.init.zeros_(self.modulation_final.weight)
+        nn.init.zeros_(self.modulation_final.bias)
+        self.recompute = False
+        """Activation checkpointing: keep only block inputs and compute each block again in the backward pass."""
+
+    def forward(self, x_BLD: Tensor, gamma: Tensor) -> Tensor:
+        with torch.autocast(x_BLD.device.type, enabled=False):  # gamma spans decades; bfloat16 would blur it
+            condition = self.noise_level(gamma)
+        if condition.dim() == 2:
+            condition = condition[:, None]  # one noise level for the whole sequence
+        for block in self.blocks:
+            if self.recompute and self.training:
+                x_BLD = checkpoint(block, x_BLD, condition, use_reentrant=False)
+            else:
+                x_BLD = block(x_BLD, condition)
+        shift, scale = self.modulation_final(condition).chunk(2, dim=-1)
+        return torch.addcmul(shift, self.norm_final(x_BLD), 1 + scale)
+
+
+class SelfConditionedInput(nn.Module):
+    """x + W [x ; c]: the state with an earlier prediction mixed in; W starts at zero, and no prediction means c = 0."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, 2 * width))
+
+    def forward(self, x: Tensor, condition: Tensor | None) -> Tensor:
+        width = x.shape[-1]
+        mixed = x + functional.linear(x, self.weight[:, :width])
+        if condition is not None:
+            mixed = mixed + functional.linear(condition.to(x.dtype), self.weight[:, width:])
+        return mixed

@@ -1,0 +1,147 @@
+"""The whole network: state, noise level and earlier prediction in, data prediction out (paper Sec. 3.1).
+
+`weighted` is the paper's predictor, a barycentre of the token table; `direct` is the unconstrained regressor of its
+control experiment. Everything but the trunk's matrix products is float32: near the data the kernel term reaches tens
+of nats and bfloat16 would round it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.path import spread
+from convergeflow.flow.schedule import Coefficients
+from convergeflow.model.backbone import Backbone, SelfConditionedInput
+from convergeflow.model.embedding import TokenTable
+from convergeflow.model.head import Weighted, kernel_scores, logits, weigh
+
+PREDICTORS = ("weighted", "direct")
+
+
+class FlowNetwork(nn.Module):
+    """mu_theta(x_t, t, c) with its token table."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int,
+        depth: int,
+        heads: int,
+        condition_width: int = 128,
+        dropout: float = 0.1,
+        predictor: str = "weighted",
+        gate_init: float = 0.0,
+        context_free_input: bool = False,
+    ) -> None:
+        super().__init__()
+        if predictor not in PREDICTORS:
+            raise unknown_name("predictor", predictor, PREDICTORS)
+        if width % (2 * heads) != 0:
+            raise UserError(f"width {width} must be a multiple of 2 x heads (2 x {heads}) for rotary attention")
+        self.predictor = predictor
+        self.embedding = TokenTable(vocabulary, width)
+        self.condition_input = SelfConditionedInput(width)
+        self.backbone = Backbone(
+            width=width,
+            depth=depth,
+            heads=heads,
+            condition_width=condition_width,
+            dropout=dropout,
+            gate_init=gate_init,
+        )
+        # Zero-initialised: a fresh model predicts by the Gaussian kernel alone (cross-entropy log V in pure noise).
+        self.head = nn.Linear(width, vocabulary if predictor == "weighted" else width)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        # An option of the small-scale recipe, not of the paper: the prediction without context as one more input.
+        self.context_free = nn.Linear(width, width, bias=False) if context_free_input else None
+        if self.context_free is not None:
+            nn.init.zeros_(self.context_free.weight)
+        self.register_buffer("log_unigram", torch.zeros(vocabulary))
+        """log frequencies of the training text (zeros: unknown, uniform): the prior of the context-free predictor."""
+
+    log_unigram: Tensor
+
+    def hidden(self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor) -> Tensor:
+        """The trunk's output, [B, L, width]; x in the network's format."""
+        with torch.autocast(x.device.type, enabled=False):
+            h = self.condition_input(x, condition)
+            if self.context_free is not None:
+                h = h + self.context_free(self.context_free_prediction(x, at, table).mu.detach())
+        return self.backbone(h, at.gamma.to(x.device))
+
+    def forward(
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None = None,
+        *,
+        table: Tensor | None = None,
+        targets: Tensor | None = None,
+        details: bool = False,
+        scores: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Weighted:
+        """mu and, on request, what its weights say.
+
+        `table` is the normalised table where the caller has it, `scores` the shared kernel scores of this state.
+        `details` adds token and top weight; `targets` the cross-entropy. With `positions` (a boolean mask [B, L]) the
+        head runs on those alone and the record's tensors are flat over them.
+        """
+        table = self.embedding.rows() if table is None else table
+        x = x_t.to(table.dtype)
+        h = self.hidden(x, at, condition, table)
+        if self.predictor == "direct":
+            if targets is not None:
+                raise UserError("the direct predictor has no weights, hence no cross-entropy: train it with mse")
+            with torch.autocast(x.device.type, enabled=False):
+                mu = self.head(h.to(table.dtype))
+            mu = mu if positions is None else mu[positions]
+            return Weighted(mu, log_normaliser=mu.new_zeros(mu.shape[:-1]))
+        kernel = spread(at.kernel, x)[..., 0]
+        if positions is not None:
+            kernel = kernel.expand(positions.shape)[positions]
+            h, x = h[positions], x[positions]
+            scores = None if scores is None else scores[positions]
+            targets = None if targets is None else targets[positions]
+        return weigh(
+            h,
+            self.head.weight,
+            self.head.bias,
+            x,
+            kernel,
+            table,
+            targets=targets,
+            token=details,
+            top_weight=details,
+            scores=scores,
+        )
+
+    def logits(
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None = None, *, table: Tensor | None = None
+    ) -> Tensor:
+        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons."""
+        if self.predictor == "direct":
+            raise UserError("the direct predictor has no token logits; decode it with --decode prediction or distance")
+        table = self.embedding.rows() if table is None else table
+        x = x_t.to(table.dtype)
+        h = self.hidden(x, at, condition, table)
+        kernel = spread(at.kernel, x)[..., 0].expand(x.shape[:-1])
+        return logits(h, self.head.weight, self.head.bias, x, kernel, table)
+
+    def context_free_prediction(
+        self, x: Tensor, at: Coefficients, table: Tensor, targets: Tensor | None = None
+    ) -> Weighted:
+        """The best prediction that looks at its own position alone: unigram prior times Gaussian kernel."""
+        nothing = x.new_zeros(*x.shape[:-1], 1)
+        no_weight = x.new_zeros(table.shape[0], 1)
+        kernel = spread(at.kernel, x)[..., 0]
+        with torch.no_grad():
+            return weigh(nothing, no_weight, self.log_unigram.to(x.dtype), x, kernel, table, targets=targets)
+
+    def scores(self, x_t: Tensor, table: Tensor) -> Tensor:
+        """<x_t, e_j>: what all passes at one state share."""
+        return kernel_scores(x_t.to(table.dtype), table)

@@ -1,0 +1,163 @@
+"""What training minimises (paper Eq. 12; LangFlow's cross-entropy; self-conditioning, Sec. 2.1).
+
+`mse` is ConvergeFlow's only loss, (1 + alpha/sigma)^2 ||x* - mu||^2; `ce` is LangFlow's, which teaches the token table
+and fits a Gumbel schedule to it. The schedule's parameters never see the gradient of the main loss, which would push
+them towards easier noise; they follow a regression of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.path import sample_path, spread
+from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule
+from convergeflow.model.network import FlowNetwork
+from convergeflow.randomness import RowDraws
+from convergeflow.records import Loss
+
+OBJECTIVES = ("mse", "ce")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A stage of training: which loss, and how its inputs are drawn."""
+
+    kind: str = "mse"
+    self_condition: float = 0.25
+    """Probability that an example is conditioned on the model's own first prediction."""
+    position_noise: float = 0.0
+    """Share of sequences whose positions each draw a noise level of their own (an option; the paper has none)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in OBJECTIVES:
+            raise unknown_name("objective", self.kind, OBJECTIVES)
+
+
+class LearnedGumbel(nn.Module):
+    """LangFlow's schedule as parameters: loc, scale and the height h of the entropy curve h F(gamma; loc, scale).
+
+    When the cross-entropy follows that curve, gamma = F^-1(q) with q uniform makes it fall at a constant rate in q.
+    """
+
+    def __init__(self, schedule: Gumbel, entropy: float) -> None:
+        super().__init__()
+        self.cutoff = schedule.cutoff
+        # One-element vectors: sharded training does not take scalars.
+        self.loc = nn.Parameter(torch.tensor([schedule.loc]))
+        self.scale = nn.Parameter(torch.tensor([schedule.scale]))
+        self.entropy = nn.Parameter(torch.tensor([float(entropy)]))
+
+    def schedule(self) -> Gumbel:
+        """The present values as an immutable schedule."""
+        return Gumbel(self.loc.item(), max(self.scale.item(), 1e-2), self.cutoff)
+
+    def fit_loss(self, gamma: Tensor, cross_entropy: Tensor) -> Tensor:
+        """Mean of (CE - h F(gamma))^2, with gradient to the schedule's own parameters alone."""
+        z = (gamma.detach().to(self.loc.dtype) - self.loc) / self.scale.clamp_min(1e-2)
+        curve = self.entropy * torch.exp(-torch.exp(-z))
+        return (cross_entropy.detach().to(curve.dtype) - curve).square().mean()
+
+
+def noise_levels(schedule: Schedule, times: Tensor, draws: RowDraws, length: int, share: float) -> Coefficients:
+    """Coefficients [B], or [B, L] where a share of the sequences has independent times per position."""
+    if share == 0.0:
+        return schedule(times)
+    independent = draws.uniform()[:, None] < share
+    per_position = draws.uniform(length)
+    return schedule(torch.where(independent, per_position, times.double().cpu()[:, None]))
+
+
+def flow_loss(
+    network: FlowNetwork,
+    schedule: Schedule,
+    objective: Objective,
+    tokens: Tensor,
+    *,
+    times: Tensor,
+    draws: RowDraws,
+    learned: LearnedGumbel | None = None,
+) -> Loss:
+    """The loss of a batch of tokens [B, L] at times [B] in (0, 1).
+
+    `learned` is the schedule to fit, when the stage fits one. Means are over positions and dimensions, then examples.
+    """
+    table = network.embedding.rows()
+    x_star = nn.functional.embedding(tokens, table)
+    at = noise_levels(schedule, times, draws, tokens.shape[1], objective.position_noise)
+    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+    condition = _self_condition(network, x_t, at, table, objective, draws)
+    weighted = network.predictor == "weighted"
+    prediction = network(x_t, at, condition, table=table, targets=tokens if weighted else None)
+
+    squared = (x_star - prediction.mu).square().mean(-1)
+    weight = spread((1 + at.signal_to_noise).square(), squared)
+    mse = (weight * squared).mean()
+    parts = {"mse": float(mse.detach())}
+    if prediction.cross_entropy is not None:
+        parts["ce"] = float(prediction.cross_entropy.detach().mean())
+    if objective.kind == "mse":
+        return Loss(mse, parts)
+    if prediction.cross_entropy is None:
+        raise UserError("the direct predictor cannot be trained with ce; set the stage's objective to mse")
+    total = prediction.cross_entropy.mean()
+    if learned is not None:
+        gamma = spread(at.gamma, prediction.cross_entropy).expand_as(prediction.cross_entropy)
+        per_level = gamma if at.gamma.dim() == 2 else gamma[:, 0]
+        ce = prediction.cross_entropy if at.gamma.dim() == 2 else prediction.cross_entropy.mean(-1)
+        fit = learned.fit_loss(per_level, ce)
+        parts |= {
+            "schedule_fit": float(fit.detach()),
+            "schedule_loc": learned.loc.item(),
+            "schedule_scale": learned.scale.item(),
+            "schedule_entropy": learned.entropy.item(),
+        }
+        total = total + fit
+    return Loss(total, parts)
+
+
+def _self_condition(
+    network: FlowNetwork, x_t: Tensor, at: Coefficients, table: Tensor, objective: Objective, draws: RowDraws
+) -> Tensor | None:
+    """c = stopgrad(mu(x_t, t, none)) for the drawn examples, zeros for the others; one pass over the drawn ones only."""
+    if objective.self_condition == 0.0:
+        return None
+    active = (draws.uniform() < objective.self_condition).nonzero()[:, 0]
+    condition = torch.zeros_like(x_t)
+    if len(active):
+        with torch.no_grad():
+            rows = active.to(x_t.device)
+            condition[rows] = network(x_t[rows], at[active], table=table).mu.to(condition.dtype)
+    return condition
+
+
+@torch.no_grad()
+def fixed_noise_report(
+    network: FlowNetwork, schedule: Schedule, gammas: list[float], tokens: Tensor, draws: RowDraws
+) -> dict[str, float]:
+    """Cross-entropy, squared error and gain over the context-free predictor at fixed noise levels, self-conditioned once.
+
+    The mean cross-entropy under a learned schedule is about h/2 whatever the model knows; these numbers are not.
+    """
+    table = network.embedding.rows()
+    x_star = nn.functional.embedding(tokens, table)
+    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    report: dict[str, float] = {}
+    for gamma in gammas:
+        at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
+        x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+        first = network(x_t, at, table=table).mu
+        weighted = network.predictor == "weighted"
+        second = network(x_t, at, first, table=table, targets=tokens if weighted else None)
+        report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())
+        if second.cross_entropy is not None:
+            ce = float(second.cross_entropy.mean())
+            alone = network.context_free_prediction(x_t, at, table, targets=tokens).cross_entropy
+            assert alone is not None
+            report[f"ce@{gamma:g}"] = ce
+            report[f"gain@{gamma:g}"] = float(alone.mean()) - ce
+    return report

@@ -1,0 +1,492 @@
+"""Sampling: a predictor, a grid, guidance, a solver and a token rule put together (paper Sec. 3.2, 4).
+
+The recursion at grid point i is u = mu(x, t, none), then K_i times p = (1 - w_i) u + w_i mu(x, t, p), the guided
+prediction fed back as the next condition; p drives the solver. At the last point the K-th refinement is used as it is,
+without extrapolation, and decoded: no step follows. Every network call is counted. The state is float64 where the
+device has it, the network keeps its own format, and each sample draws from its own seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from convergeflow.decoding import RULES, Decoded, decode
+from convergeflow.device import state_dtype_of
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.budget import Allocation, allocate
+from convergeflow.flow.convergence import normalised_distance
+from convergeflow.flow.grid import check_grid
+from convergeflow.flow.guidance import Controls, effective_strengths, rescaled
+from convergeflow.flow.path import spread
+from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule
+from convergeflow.flow.solver import SOLVER_NAMES, Solver, solver_by_name
+from convergeflow.model.head import Nearest, Weighted, nearest
+from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.records import Observer
+
+SELF_CONDITIONS = ("recursive", "previous", "none")
+SHARED_SCORES_BYTES = 1 << 28
+"""Kernel scores <x, e_j> are kept for the passes of a step up to this size."""
+
+
+class Predictor(Protocol):
+    """What the sampler needs of a network: predictions, its normalised table, and its schedule."""
+
+    table: Tensor
+    schedule: Schedule
+
+    def __call__(
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None,
+        *,
+        details: bool = False,
+        scores: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Weighted:
+        """The data prediction at state x_t [B, L, d]."""
+
+    def scores(self, x_t: Tensor) -> Tensor | None:
+        """Kernel scores that all passes at x_t share, or None if the network has no use for them."""
+
+    def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
+        """The logits of the weights, [B, L, V]."""
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Stop computing what has converged.
+
+    A position is settled when its largest weight has been at least `weight` with one and the same token at `patience`
+    grid points in a row. A settled position skips the head and moves with mu = its embedding; a sequence whose positions
+    are all settled is finished and costs no further calls.
+    """
+
+    weight: float = 0.999
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.weight <= 1.0 or self.patience < 1:
+            raise UserError("freezing needs a weight in (0.5, 1] and a patience of at least 1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How samples are made, apart from their seeds."""
+
+    nfe: int = 64
+    controls: Controls = field(default_factory=Controls)
+    self_condition: str = "recursive"
+    grid: str | tuple[float, ...] = "midpoint"
+    solver: str = "euler"
+    decode: str = "weight"
+    freeze: Freeze | None = None
+
+    def __post_init__(self) -> None:
+        if self.self_condition not in SELF_CONDITIONS:
+            raise unknown_name("self-conditioning", self.self_condition, SELF_CONDITIONS)
+        if self.decode not in RULES:
+            raise unknown_name("token rule", self.decode, RULES)
+        if self.solver not in SOLVER_NAMES:
+            raise unknown_name("solver", self.solver, SOLVER_NAMES)
+        if self.self_condition != "recursive" and (self.controls.refine, self.controls.scg) != (1, 1.0):
+            raise UserError(
+                f"--refine and --scg act on recursive self-conditioning only; drop them or --self-condition "
+                f"{self.self_condition}"
+            )
+        if not isinstance(self.grid, str):
+            check_grid(torch.tensor(self.grid))
+
+    def plan(self, schedule: Schedule) -> Plan:
+        """Grid, coefficients, refinements and effective strengths for a schedule."""
+        solver = solver_by_name(self.solver)
+        controls = self.controls if self.self_condition == "recursive" else replace(self.controls, refine=0)
+        grid = self.grid if isinstance(self.grid, str) else torch.tensor(self.grid, dtype=torch.float64)
+        allocation = allocate(self.nfe, controls, schedule, grid=grid, corrector=solver.corrector)
+        points = schedule(allocation.grid)
+        w_scg, w_ug = effective_strengths(controls, points)
+        if solver.form == "noise" or float(w_ug.max()) > 0:
+            if not bool((points.alpha > 0).all()):
+                raise UserError("unconditional guidance and the noise form need alpha > 0: start the grid after t = 0")
+        return Plan(allocation, points, w_scg.tolist(), w_ug.tolist(), solver)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings made concrete for a schedule; printable before anything runs."""
+
+    allocation: Allocation
+    points: Coefficients
+    w_scg: list[float]
+    w_ug: list[float]
+    solver: Solver
+
+    def describe(self) -> dict[str, Any]:
+        """Steps, refinements and effective strengths, as JSON values."""
+        return {
+            "num_steps": self.allocation.num_steps,
+            "refinements": list(self.allocation.refinements),
+            "corrected_steps": self.allocation.corrected,
+            "effective_scg": [round(w, 4) for w in self.w_scg],
+            "effective_ug": [round(w, 4) for w in self.w_ug],
+        }
+
+
+PAPER_SCHEDULE = Gumbel(4.9563, 0.9637)
+"""The schedule of the checkpoint behind the paper's tables, to which its nominal strengths refer."""
+
+PRESETS: dict[str, Settings] = {
+    "standard": Settings(),
+    "headline": Settings(controls=Controls.configuration("C", refine=100, scg=37.0)),
+    "config-a": Settings(controls=Controls.configuration("A", refine=8, scg=1.5)),
+    "config-b": Settings(controls=Controls.configuration("B", refine=25, scg=8.0)),
+    "config-c": Settings(controls=Controls.configuration("C", refine=100, scg=30.0)),
+    "langflow": Settings(nfe=64, self_condition="previous", grid="langflow"),
+}
+"""Settings by the paper's names, with its nominal strengths."""
+
+
+def preset_for(name: str, schedule: Schedule, *, nfe: int | None = None) -> Settings:
+    """A preset whose effective strengths at its last grid point equal the paper's, whatever the model's schedule."""
+    if name not in PRESETS:
+        raise unknown_name("sampling preset", name, PRESETS)
+    preset = PRESETS[name] if nfe is None else replace(PRESETS[name], nfe=nfe)
+    if preset.controls == Controls():
+        return preset
+    last = float(allocate(PRESETS[name].nfe, preset.controls, PAPER_SCHEDULE).grid[-1])
+    return replace(preset, controls=rescaled(preset.controls, PAPER_SCHEDULE, schedule, end=last))
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Known tokens along the path: a heuristic, not exact conditioning.
+
+    At every grid point the known positions are put where the forward process would have them, alpha e + sigma z with the
+    sample's own noise, and their prediction is their embedding. The unknown positions see the right noise level but the
+    flow was not trained to be steered, so consistency with the known text is encouraged, not guaranteed.
+    """
+
+    tokens: Tensor
+    """[L] or [B, L]; values where not known are ignored."""
+    known: Tensor
+    """Boolean, same shape."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an observer sees after the prediction at a grid point."""
+
+    index: int
+    num_steps: int
+    t: float
+    at: Coefficients
+    x_t: Tensor
+    mu: Tensor
+    """The guided prediction that drives the step."""
+    last: Weighted
+    """The last network output at this point, with token and top weight."""
+    rows: Tensor
+    """Which samples of the batch these are; finished ones are left out."""
+    calls: int
+    """Network calls so far."""
+    table: Tensor
+
+    def distances(self) -> Nearest:
+        """Normalised distances ||x - alpha e_j||/(sigma sqrt d) to the nearest and second-nearest embedding."""
+        scale = spread(self.at.alpha, self.x_t)[..., 0].expand(self.x_t.shape[:-1])
+        found = nearest(self.x_t, self.table, scale=scale, second=True)
+        width = self.x_t.shape[-1]
+        assert found.second_distance is not None
+        return Nearest(
+            found.token,
+            normalised_distance(found.distance, self.at, width),
+            normalised_distance(found.second_distance, self.at, width),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a batch of trajectories."""
+
+    decoded: Decoded
+    calls: Tensor
+    """Network calls of each sample, counted."""
+    x: Tensor
+    """State at the last grid point."""
+    final: Weighted
+    logits: Tensor | None
+    plan: Plan
+
+
+def initial_noise(seeds: Sequence[int], length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The starting state of each seed, [B, L, d]."""
+    draws = RowDraws([derive_seed(seed, "sample") for seed in seeds])
+    return draws.normal(length, width, dtype=torch.float64).to(device=device, dtype=dtype)
+
+
+@torch.no_grad()
+def integrate(
+    predictor: Predictor,
+    settings: Settings,
+    noise: Tensor,
+    *,
+    clamp: Clamp | None = None,
+    observe: Observer | None = None,
+    want_logits: bool = False,
+) -> Outcome:
+    """Carry a batch of noise [B, L, d] along the flow and read off tokens."""
+    return _Integration(predictor, settings, noise, clamp, observe, want_logits).run()
+
+
+class _Integration:
+    """One batch on its way; its attributes are the loop's state."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        settings: Settings,
+        noise: Tensor,
+        clamp: Clamp | None,
+        observe: Observer | None,
+        want_logits: bool,
+    ) -> None:
+        self.predictor, self.settings, self.observe, self.want_logits = predictor, settings, observe, want_logits
+        self.table = predictor.table
+        self.plan = settings.plan(predictor.schedule)
+        self.details = observe is not None or settings.freeze is not None
+        dtype = state_dtype_of(noise.device)
+        self.noise = noise.to(dtype)
+        self.x = self.noise.clone()
+        batch, length = noise.shape[:2]
+        self.calls = torch.zeros(batch, dtype=torch.long)
+        self.rows = torch.arange(batch, device=noise.device)
+        """Samples still on their way; tensors of the loop hold these rows only."""
+        self.clamp = _resolve_clamp(clamp, batch, length, self.table)
+        self.history: tuple[Tensor, Coefficients] | None = None
+        self.settled = torch.zeros(batch, length, dtype=torch.bool, device=noise.device)
+        self.streak = torch.zeros(batch, length, dtype=torch.long, device=noise.device)
+        self.tokens = torch.full((batch, length), -1, dtype=torch.long, device=noise.device)
+        self.condition: Tensor | None = None
+        self.last: Weighted | None = None
+        self.finished: list[tuple[Tensor, Weighted, Tensor, int]] = []
+
+    def run(self) -> Outcome:
+        num_steps = self.plan.allocation.num_steps
+        for i in range(num_steps):
+            now = self._at(i)
+            self._place_known(now)
+            final = i == num_steps - 1
+            mu = self._predict(self.x, now, i, final=final)
+            self._report(i, now, mu)
+            if final:
+                break
+            self._advance(i, now, mu)
+            if self.settings.freeze is not None and self._retire(i):
+                break
+        return self._finish()
+
+    def _at(self, i: int) -> Coefficients:
+        return self.plan.points[i].expand(len(self.x))
+
+    def _advance(self, i: int, now: Coefficients, mu: Tensor) -> None:
+        then = self._at(i + 1)
+        w_ug = self.plan.w_ug[i]
+        moved = self.plan.solver.advance(self.x, mu, now, then, w_ug=w_ug, history=self.history)
+        if self.plan.allocation.is_corrected(i):
+            mu_then = self._predict(moved, then, i + 1, final=False)
+            moved = self.plan.solver.correct(self.x, mu, mu_then, now, then, w_ug=w_ug)
+        self.history = (mu, now)
+        self.x = moved
+
+    def _predict(self, x: Tensor, now: Coefficients, i: int, *, final: bool) -> Tensor:
+        """The (guided) prediction at a state, in the state's format."""
+        refinements, w = self.plan.allocation.refinements[i], self.plan.w_scg[i]
+        if self.settings.self_condition == "previous":
+            last = self._call(x, now, self.condition, details=self.details or final, final=final)
+            self.condition = last.mu
+            return last.mu.to(x.dtype)
+        small = x.shape[0] * x.shape[1] * len(self.table) * 4 <= SHARED_SCORES_BYTES
+        scores = self.predictor.scores(x) if refinements > 0 and small else None
+        unconditional = self._call(
+            x, now, None, scores=scores, details=refinements == 0 and (self.details or final),
+            final=final and refinements == 0,
+        ).mu  # fmt: skip
+        guided = unconditional
+        for k in range(refinements):
+            closing = k == refinements - 1
+            last = self._call(
+                x, now, guided, scores=scores, details=closing and (self.details or final), final=final and closing
+            )
+            # The prediction that is decoded is not extrapolated.
+            guided = last.mu if final and closing else torch.lerp(unconditional, last.mu, w)
+            guided = self._fill_known(guided)
+        return guided.to(x.dtype)
+
+    def _call(
+        self,
+        x: Tensor,
+        now: Coefficients,
+        condition: Tensor | None,
+        *,
+        scores: Tensor | None = None,
+        details: bool = False,
+        final: bool = False,
+    ) -> Weighted:
+        """One counted network call; settled positions keep their embedding and skip the head."""
+        self.calls[self.rows.cpu()] += 1
+        settled = self.settled[self.rows]
+        if bool(settled.any()):
+            live = ~settled
+            part = self.predictor(x, now, condition, details=details, scores=scores, positions=live)
+            out = self._merge(part, live)
+        else:
+            out = self.predictor(x, now, condition, details=details, scores=scores)
+        out = replace(out, mu=self._fill_known(out.mu))
+        if final and self.want_logits:
+            self.logits = self.predictor.logits(x, now, condition)
+        self.last = out
+        return out
+
+    def _merge(self, part: Weighted, live: Tensor) -> Weighted:
+        """A record over all positions from one over the live ones."""
+        tokens = self.tokens[self.rows]
+        mu = self.table[tokens.clamp_min(0)]
+        mu[live] = part.mu
+        token = top = None
+        if part.token is not None and part.top_weight is not None:
+            token, top = tokens.clone(), torch.ones(tokens.shape, dtype=part.top_weight.dtype, device=tokens.device)
+            token[live], top[live] = part.token, part.top_weight
+        return Weighted(mu, log_normaliser=mu.new_zeros(tokens.shape), token=token, top_weight=top)
+
+    def _place_known(self, now: Coefficients) -> None:
+        if self.clamp is None:
+            return
+        tokens, known = self.clamp.tokens[self.rows], self.clamp.known[self.rows]
+        target = self.table[tokens].to(self.x.dtype)
+        placed = spread(now.alpha, self.x) * target + spread(now.sigma, self.x) * self.noise[self.rows]
+        self.x = torch.where(known[..., None], placed, self.x)
+
+    def _fill_known(self, mu: Tensor) -> Tensor:
+        if self.clamp is None:
+            return mu
+        tokens, known = self.clamp.tokens[self.rows], self.clamp.known[self.rows]
+        return torch.where(known[..., None], self.table[tokens].to(mu.dtype), mu)
+
+    def _report(self, i: int, now: Coefficients, mu: Tensor) -> None:
+        if self.observe is None:
+            return
+        assert self.last is not None
+        self.observe(
+            Step(
+                index=i,
+                num_steps=self.plan.allocation.num_steps,
+                t=float(self.plan.allocation.grid[i]),
+                at=now,
+                x_t=self.x,
+                mu=mu,
+                last=self.last,
+                rows=self.rows,
+                calls=int(self.calls.max()),
+                table=self.table,
+            )
+        )
+
+    def _retire(self, i: int) -> bool:
+        """Settle positions, set finished sequences aside; True when none is left."""
+        freeze, last = self.settings.freeze, self.last
+        assert freeze is not None and last is not None
+        if last.token is None or last.top_weight is None:
+            raise UserError("freezing needs the weighted predictor: the direct one has no weights")
+        rows = self.rows
+        steady = (last.token == self.tokens[rows]) & (last.top_weight >= freeze.weight)
+        self.streak[rows] = torch.where(steady, self.streak[rows] + 1, (last.top_weight >= freeze.weight).long())
+        self.tokens[rows] = last.token
+        self.settled[rows] |= self.streak[rows] >= freeze.patience
+        done = self.settled[rows].all(-1)
+        if bool(done.any()):
+            self.finished.append((self.x[done], _select(last, done), rows[done], i + 1))
+            live = ~done
+            self.x, self.rows, self.last = self.x[live], rows[live], _select(last, live)
+            if self.history is not None:
+                before = self.history[1]
+                self.history = (self.history[0][live], before[live.cpu()])
+            if self.condition is not None:
+                self.condition = self.condition[live]
+        return len(self.rows) == 0
+
+    def _finish(self) -> Outcome:
+        """Decode every sample at the point where it ended, in the original order."""
+        ended = list(self.finished)
+        if len(self.rows):
+            assert self.last is not None
+            ended.append((self.x, self.last, self.rows, self.plan.allocation.num_steps - 1))
+        end = self.predictor.schedule(torch.tensor(1.0, dtype=torch.float64))
+        order = torch.cat([rows for _, _, rows, _ in ended]).argsort()
+        rules: dict[str, list[Tensor]] = {}
+        for x, last, _, point in ended:
+            now = self.plan.points[point]
+            decoded = decode(last, x, now.expand(len(x)), end.expand(len(x)), self.table)
+            for rule, tokens in decoded.tokens.items():
+                rules.setdefault(rule, []).append(tokens)
+        tokens = {rule: torch.cat(parts)[order] for rule, parts in rules.items()}
+        if self.clamp is not None:
+            tokens = {rule: torch.where(self.clamp.known, self.clamp.tokens, found) for rule, found in tokens.items()}
+        finals = [last for _, last, _, _ in ended]
+        final = Weighted(
+            mu=torch.cat([last.mu for last in finals])[order],
+            log_normaliser=torch.cat([last.log_normaliser for last in finals])[order],
+            token=tokens.get("weight"),
+            top_weight=_joined([last.top_weight for last in finals], order),
+        )
+        x = torch.cat([x for x, _, _, _ in ended])[order]
+        logits = self.logits if self.want_logits else None
+        return Outcome(Decoded(tokens), self.calls, x, final, logits, self.plan)
+
+    logits: Tensor | None = None
+
+
+def _joined(parts: list[Tensor | None], order: Tensor) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present)[order] if len(present) == len(parts) else None
+
+
+def _select(record: Weighted, rows: Tensor) -> Weighted:
+    return Weighted(
+        record.mu[rows],
+        record.log_normaliser[rows],
+        None if record.token is None else record.token[rows],
+        None if record.top_weight is None else record.top_weight[rows],
+    )
+
+
+def _resolve_clamp(clamp: Clamp | None, batch: int, length: int, table: Tensor) -> Clamp | None:
+    if clamp is None:
+        return None
+    if clamp.tokens.shape != clamp.known.shape or clamp.tokens.shape[-1] != length:
+        raise UserError(f"the known tokens must have length {length}, not {tuple(clamp.tokens.shape)}")
+    tokens = torch.where(clamp.known, clamp.tokens, torch.zeros_like(clamp.tokens))
+    if int(tokens.min()) < 0 or int(tokens.max()) >= len(table):
+        raise UserError(f"a known token lies outside the vocabulary of {len(table)}")
+    shape = (batch, length)
+    return Clamp(tokens.expand(shape).to(table.device), clamp.known.expand(shape).to(table.device))
+
+
+def batches(num: int, size: int) -> list[slice]:
+    """Micro-batches of equal size, the last one smaller if it must be."""
+    return [slice(start, min(start + size, num)) for start in range(0, num, size)]
+
+
+def default_batch(length: int, vocabulary: int) -> int:
+    """A micro-batch whose shared scores fit their budget."""
+    return max(1, min(64, SHARED_SCORES_BYTES // (4 * length * vocabulary) or 1, math.ceil(65536 / length)))
