@@ -15,8 +15,10 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from convergeflow import __version__
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -38,6 +40,13 @@ COMMANDS = {
 """Command word -> file in this folder, in the order of the help page."""
 
 
+class _InOrder(TyperGroup):
+    """Lists the commands as they stand in COMMANDS; typer would put those with parts first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=list(COMMANDS).index)
+
+
 def build() -> typer.Typer:
     """The application with every command whose file is there.
 
@@ -46,6 +55,7 @@ def build() -> typer.Typer:
     """
     app = typer.Typer(
         name="convergeflow",
+        cls=_InOrder,
         add_completion=False,
         rich_markup_mode=None,  # plain text: the same help on a screen, in a pipe and in the documentation
         pretty_exceptions_enable=False,
@@ -154,6 +164,7 @@ def _describe(mistake: typer.TyperException) -> str:
         known = list(context.command.commands) if context is not None else []
         message = f"unknown command '{found[1]}'" + _nearest(found[1], known)
     elif found := re.search(r"'([^']*)' is not one of (.*)$", message):
+        message = message.replace("Value error, ", "")
         message += _nearest(found[1], re.findall(r"'([^']*)'", found[2]))
     message = message[:1].lower() + message[1:]
     where = context.command_path if context is not None else "convergeflow"

@@ -1,0 +1,142 @@
+"""Turn a checkpoint of another project into a folder that every command here can use.
+
+Example:
+  convergeflow import langflow ./langflow-owt --out models/langflow-owt
+  convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convergeflow.cli.console import note, print_json
+from convergeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from convergeflow.convergeflow import ConvergeFlowModel
+
+app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
+
+
+class Weights(StrEnum):
+    """Which of the two sets of weights in a published file to take."""
+
+    ema = "ema"
+    raw = "raw"
+
+
+Out = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist yet.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what was imported as JSON.")]
+
+
+@app.command()
+def langflow(
+    source: Annotated[str, typer.Argument(help="A LangFlow checkpoint folder, or its hub name owner/name.")],
+    out: Out,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import a LangFlow checkpoint: config.json and model.safetensors.
+
+    The noise schedule is read from the weights. A tokenizer.json beside them comes along; without one the model
+    generates token ids and no text.
+
+    \b
+    Example:
+      convergeflow import langflow ./langflow-owt --out models/langflow-owt
+    """
+    _refuse_existing(out)
+    from convergeflow.interop.langflow import load_langflow
+
+    model = load_langflow(source, revision=revision)
+    folder = Path(source).expanduser()
+    _write(model, out, f"LangFlow checkpoint {source}", tokenizer_from=folder if folder.is_dir() else None)
+    _report(model, source, out, as_json)
+
+
+@app.command()
+def convergeflow(
+    file: Annotated[Path, typer.Argument(help="A .pt file written by the paper's training code.")],
+    out: Out,
+    weights: Annotated[
+        Weights, typer.Option(help="The moving average, or the raw weights (which the paper's script evaluates).")
+    ] = Weights.ema,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per sequence; by default that of the training run.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import a checkpoint of the paper's published code: a torch file with "model" and "ema".
+
+    Only tensors are read from it, never code.
+
+    \b
+    Example:
+      convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
+    """
+    _refuse_existing(out)
+    from convergeflow.interop.published import load_published
+
+    model = load_published(file, weights=weights.value, length=length)
+    _write(model, out, f"published ConvergeFlow checkpoint {file.name}, {weights.value} weights")
+    _report(model, str(file), out, as_json)
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; choose another --out or remove it")
+
+
+def _write(model: ConvergeFlowModel, out: Path, origin: str, tokenizer_from: Path | None = None) -> None:
+    """Write the folder under another name and rename it, so that a broken import leaves nothing behind."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        model.save_pretrained(draft)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if tokenizer_from is not None and (tokenizer_from / name).is_file():
+                shutil.copyfile(tokenizer_from / name, draft / name)
+        settings = model.config
+        (draft / "card.md").write_text(
+            f"# {out.name}\n\nImported from: {origin}.\n\n"
+            f"Vocabulary {settings.vocabulary}, width {settings.width}, {settings.depth} blocks, "
+            f"{settings.heads} heads, length {settings.length}; schedule {settings.schedule}. "
+            "Not trained or evaluated here.\n",
+            encoding="utf-8",
+        )
+        draft.chmod(0o755)
+        os.replace(draft, out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _report(model: ConvergeFlowModel, source: str, out: Path, as_json: bool) -> None:
+    settings = model.config
+    record: dict[str, Any] = {
+        "source": source,
+        "out": str(out),
+        "vocabulary": settings.vocabulary,
+        "width": settings.width,
+        "depth": settings.depth,
+        "heads": settings.heads,
+        "length": settings.length,
+        "schedule": settings.schedule,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokenizer": (out / "tokenizer.json").is_file(),
+    }
+    if as_json:
+        print_json(record)
+    else:
+        print(
+            f"imported {source} to {out}: {record['parameters']:,} parameters, vocabulary {record['vocabulary']}, "
+            f"width {record['width']}, {record['depth']} blocks, {record['heads']} heads, length {record['length']}"
+        )
+    if not record["tokenizer"]:
+        note("no tokenizer came with it: generation will give token ids; put a tokenizer.json there to get text")
