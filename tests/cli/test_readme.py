@@ -1,0 +1,135 @@
+"""The documentation tells the truth: its files exist, its names are in them, its commands run.
+
+A fenced block marked `bash runnable` is run line by line in an empty folder. The options of every other command line
+are looked up in that command's help, so that a renamed option cannot survive in the text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from convergeflow.cli import main as command_line
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "convergeflow"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+BLOCK = re.compile(r"^```(\S*)[ ]?(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def identify(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(page: Path, *, runnable: bool) -> Iterator[str]:
+    """The command lines of a page's bash blocks, without comments."""
+    for language, marks, body in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "bash" and ("runnable" in marks.split()) == runnable:
+            for line in body.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words:
+                    yield shlex.join(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / target).exists(), f"{identify(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    """`flow/path.py`, `tests/golden`, `docs/notation.md`: relative to the package or to the repository."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for name in re.findall(r"`([\w./-]+/[\w.-]*|[\w-]+\.(?:py|md|txt|toml|yaml))`", text):
+        if name.startswith((".venv", "models/", "runs/", "owner/")):
+            continue  # made by the user
+        places = (ROOT / name, SOURCE / name)
+        assert any(place.exists() for place in places), f"{identify(page)} names {name}"
+
+
+def test_notation_names_are_in_their_files() -> None:
+    rows = 0
+    for line in (ROOT / "docs" / "notation.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) != 5 or not cells[3].startswith("`"):
+            continue
+        rows += 1
+        code = (SOURCE / cells[3].strip("`")).read_text(encoding="utf-8")
+        for name in re.findall(r"`([\w.]+)`", cells[2]):
+            for part in name.split("."):
+                assert re.search(rf"\b{part}\b", code), f"{name} is not in {cells[3]}"
+    assert rows > 30
+
+
+def test_the_readme_shows_the_two_commands() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    shown = list(commands(ROOT / "README.md", runnable=False))
+    assert "make demo" in shown
+    assert "make test" in shown
+    for line in shown:
+        if line.startswith("make "):
+            for target in line.split()[1:]:
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), line
+
+
+def described_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The help of the command that `words` call, with its part where it has parts."""
+    path = words[:1]
+    assert command_line.main([*path, "--help"]) == 0, path
+    text = capsys.readouterr().out
+    if "Commands:" in text and len(words) > 1 and not words[1].startswith("-"):
+        assert command_line.main([*words[:2], "--help"]) == 0, words
+        text = capsys.readouterr().out
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_commands_in_the_text_exist_with_their_options(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [*commands(page, runnable=False), *commands(page, runnable=True)]
+    for line in lines:
+        words = shlex.split(line)
+        if "convergeflow" not in words[:4]:
+            continue
+        words = words[words.index("convergeflow") + 1 :]
+        if not words or words[0].startswith("-"):
+            continue
+        text = described_options(words, capsys)
+        for word in words:
+            if re.match(r"--[a-z]", word):
+                option = word.split("=")[0]
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", text), f"{identify(page)}: {line}: {option}"
+
+
+RUNNABLE = [(page, line) for page in PAGES for line in commands(page, runnable=True)]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for a page's commands, because later ones use what earlier ones made."""
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), RUNNABLE, ids=[f"{identify(page)}: {line}" for page, line in RUNNABLE]
+)
+def test_runnable_commands_run(page: Path, line: str, workplace: Path) -> None:
+    place = workplace / page.stem
+    place.mkdir(exist_ok=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "CONVERGEFLOW_QUIET": "1", "CONVERGEFLOW_CACHE": str(place / "cache")}
+    done = subprocess.run(
+        line, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
