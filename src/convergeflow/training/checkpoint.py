@@ -1,0 +1,179 @@
+"""Checkpoint folders that are either whole or refused.
+
+A folder is written under a temporary name, every file is forced to the disk, a manifest with the SHA-256 of each file is
+added, and only then is the folder renamed: a crash at any moment leaves the older checkpoints untouched. Loading checks
+the hashes; a torn or changed folder is named in a warning and the one before it is used. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from convergeflow.errors import ConvergeFlowError
+
+MANIFEST = "manifest.json"
+FOLDER = "checkpoints"
+PREFIX = "step-"
+HIDDEN = ".unfinished-"
+
+
+class BrokenCheckpoint(ConvergeFlowError):
+    """A folder whose files do not match its manifest."""
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Named tensors as safetensors."""
+    # Serialised here and written by Python, so that a full disk is an OSError with its number.
+    path.write_bytes(save({name: tensor.contiguous() for name, tensor in sorted(tensors.items())}))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Named tensors of a safetensors file, on the CPU."""
+    return load_file(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------- folders
+
+
+def seal(folder: Path) -> None:
+    """Force every file of a folder to the disk and write its manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    listed = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in files
+    }
+    manifest: dict[str, Any] = {"format": 1, "files": listed}
+    manifest["sha256"] = _own_hash(manifest)
+    write_json(folder / MANIFEST, manifest)
+    for path in [*files, folder / MANIFEST]:
+        _flush(path)
+    _flush(folder)
+
+
+def verify(folder: Path) -> None:
+    """Refuse a folder that is not exactly what was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        listed, own = manifest["files"], manifest["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BrokenCheckpoint(f"{folder} has no readable {MANIFEST}") from None
+    if _own_hash(manifest) != own:
+        raise BrokenCheckpoint(f"{folder}: {MANIFEST} was changed")
+    for name, entry in listed.items():
+        path = folder / name
+        if not path.is_file():
+            raise BrokenCheckpoint(f"{folder}: {name} is missing")
+        if path.stat().st_size != entry["bytes"]:
+            raise BrokenCheckpoint(f"{folder}: {name} has {path.stat().st_size} bytes instead of {entry['bytes']}")
+        if _hash(path) != entry["sha256"]:
+            raise BrokenCheckpoint(f"{folder}: {name} was changed (its SHA-256 differs)")
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder is exactly what was written."""
+    try:
+        verify(folder)
+    except BrokenCheckpoint:
+        return False
+    return True
+
+
+def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
+    """Make `target` all at once: `write` fills a folder under a temporary name, which is then sealed and renamed."""
+    hidden = target.with_name(HIDDEN + target.name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir()
+        write(hidden)
+        seal(hidden)
+        if target.exists():
+            old = target.with_name(HIDDEN + "old-" + target.name)
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+            hidden.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            hidden.rename(target)
+        _flush(target.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        number = error.errno if isinstance(error, OSError) else None
+        full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        reason = "the disk is full" if full else " ".join(str(error).split())
+        fix = "free some space and go on with --resume" if full else "mend it and go on with --resume"
+        raise ConvergeFlowError(f"cannot write {target}: {reason}; older checkpoints are whole: {fix}") from error
+    return target
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix(PREFIX))
+
+
+def present(run: Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first, whole or not."""
+    return sorted(path for path in (run / FOLDER).glob(PREFIX + "*") if path.name.removeprefix(PREFIX).isdigit())
+
+
+def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
+    """Write the checkpoint of a step and remove the oldest ones beyond `keep`."""
+    target = run / FOLDER / f"{PREFIX}{step:08d}"
+    if not (target.exists() and is_whole(target)):
+        write_folder(target, write)
+    # Later folders can only be broken ones that a resumed run has passed over: they would confuse the next search.
+    for later in [path for path in present(run) if step_of(path) > step]:
+        shutil.rmtree(later, ignore_errors=True)
+    for old in present(run)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose hashes are right; every broken one is named through `warn`."""
+    for folder in reversed(present(run)):
+        try:
+            verify(folder)
+        except BrokenCheckpoint as broken:
+            warn(f"checkpoint refused: {broken}")
+            continue
+        return folder
+    return None

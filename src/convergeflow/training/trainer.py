@@ -1,0 +1,350 @@
+"""The training loop.
+
+One optimizer step: the rows of the global batch and one stratified time per row are a function of (seed, step); each
+process takes its slices, runs the model's loss on them, and gradients are averaged over slices and processes. Loss is a
+mean over rows and slices have equal size, so neither accumulation nor the number of processes changes the curve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from convergeflow.config import RunConfig
+from convergeflow.data import stream
+from convergeflow.device import state_dtype_of
+from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.flow.grid import training_times
+from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.training import checkpoint, sharding
+from convergeflow.training.ema import WeightAverage
+from convergeflow.training.interrupt import StopRequest
+from convergeflow.training.journal import Journal
+from convergeflow.training.optimizer import StageOptimizer
+
+MONITOR_ROWS = 32
+"""Held-out blocks per call while evaluating."""
+NUM_SAMPLE_TEXTS = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    finished: bool
+    checkpoint: Path
+    signal_number: int = 0
+    evaluation: dict[str, float] | None = None
+
+
+class Trainer:
+    """Runs the stages of a configuration on a model and writes journal and checkpoints into `out`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        corpus: Any,
+        out: Path,
+        *,
+        accelerator: Accelerator,
+        advance: Callable[..., None] = lambda *amount, **fields: None,
+        note: Callable[[str], None] = lambda message: None,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.config, self.corpus, self.out, self.accelerator = config, corpus, out, accelerator
+        self.advance, self.note, self.warn = advance, note, warn
+        self.world, self.rank = accelerator.num_processes, accelerator.process_index
+        if config.batch % (self.world * config.accumulate):
+            raise UserError(
+                f"batch {config.batch} cannot be shared by {self.world} processes x accumulate={config.accumulate}: "
+                "give a multiple"
+            )
+        self.sharded = config.parallel == "fsdp" and self.world > 1
+        model.to(accelerator.device)
+        # A sharded model cannot change which parameters it trains, so each stage shards a fresh copy of this one.
+        self.blueprint = copy.deepcopy(model) if self.sharded else model
+        self.model = model
+        self.ema = WeightAverage(model, config.ema)
+        self.ema_doorway = sharding.Doorway(self.ema.model)
+        if self.sharded:
+            sharding.shard(self.ema_doorway, training=False)
+        self.moments: dict[str, Tensor] = {}
+        self.evaluation: dict[str, float] | None = None
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def run(self, *, resume: bool = False) -> Outcome:
+        """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
+        config = self.config
+        start, journal_bytes = self._restore() if resume else (0, 0)
+        self.journal = self._open_journal(journal_bytes)
+        if start == 0:
+            self._write({"corpus": self.corpus.fingerprint, "parameters": sum(p.numel() for p in self.model.parameters())})
+        self.advance(start)
+        total, step, saved = config.total_steps, start, start if resume else -1
+        clock, clock_step = time.perf_counter(), start
+        stage = -1
+        try:
+            with StopRequest() as stop:
+                while step < total:
+                    index, local = config.stage_at(step)
+                    if index != stage:
+                        self._enter_stage(index, first=local == 0)
+                        stage = index
+                    numbers, stopped = self._train_step(step, bool(stop.signal_number))
+                    step += 1
+                    last = step == total or config.stage_at(step)[0] != stage
+                    if step % config.log_every == 0 or last:
+                        self._write({"step": step, "stage": config.stages[stage].name, **numbers})
+                        seconds = (time.perf_counter() - clock) / (step - clock_step)
+                        rate = config.batch * self.corpus.length / seconds
+                        self._time({"step": step, "seconds": seconds, "tokens_per_second": rate})
+                        clock, clock_step = time.perf_counter(), step
+                        self.advance(1, loss=round(numbers["loss"], 4), **{"tok/s": round(rate)})
+                    else:
+                        self.advance(1)
+                    if last or (config.evaluate_every and step % config.evaluate_every == 0):
+                        self._evaluate(step)
+                    if last or (config.sample_every and step % config.sample_every == 0):
+                        self._sample(step)
+                    if last or stopped or step % config.checkpoint_every == 0:
+                        self._save(step)
+                        saved = step
+                    if stopped:
+                        break
+                number = stop.signal_number
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+        folder = self.out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{saved:08d}"
+        return Outcome(step, step == total, folder, 0 if step == total else number, self.evaluation)
+
+    def _train_step(self, step: int, stop: bool) -> tuple[dict[str, float], bool]:
+        config, device = self.config, self.accelerator.device
+        index, local = config.stage_at(step)
+        lr = self.optimizer.set_rate(config.stages[index].rate(local))
+        blocks = stream.rows(config.seed, step, config.batch, len(self.corpus.train))
+        times = training_times(config.batch, seed=derive_seed(config.seed, "times", step))
+        torch.manual_seed(derive_seed(config.seed, "dropout", step, self.rank))
+        self.doorway.train()
+        size = config.batch // (self.world * config.accumulate)
+        sums: dict[str, Tensor] = {}
+        for part in range(config.accumulate):
+            first = (part * self.world + self.rank) * size
+            rows = range(first, first + size)
+            tokens = self._tokens(self.corpus.train, blocks[rows.start : rows.stop])
+            draws = RowDraws([derive_seed(config.seed, "noise", step, row) for row in rows])
+            slice_times = times[rows.start : rows.stop].to(device, state_dtype_of(device))
+            with self._exchange(part == config.accumulate - 1):
+                with self.accelerator.autocast():
+                    loss, parts = self.doorway("loss", tokens, times=slice_times, draws=draws)
+                self.accelerator.backward(loss)  # divides by the number of slices
+            for name, value in {"loss": loss.detach().float(), **parts}.items():
+                sums[name] = sums.get(name, 0) + value / config.accumulate
+        if self.sharded:
+            sharding.average_scalar_gradients(self.doorway)
+        norm = sharding.gradient_norm(self.model.parameters(), config.optimizer.clip)
+        # One exchange per step: the numbers of the journal, and whether any process was asked to stop.
+        packed = torch.stack([*sums.values(), torch.tensor(float(stop), device=device)])
+        *values, asked = self.accelerator.reduce(packed, reduction="mean").tolist()
+        numbers = {**dict(zip(sums, values, strict=True)), "lr": lr, "grad_norm": norm}
+        self._check_finite(numbers, step, blocks)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.ema.update(self.model, step + 1)
+        return numbers, asked > 0
+
+    def _check_finite(self, numbers: dict[str, float], step: int, blocks: np.ndarray) -> None:
+        wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(numbers[name])]
+        if wrong:
+            shown = ", ".join(str(block) for block in blocks[:8]) + (", ..." if len(blocks) > 8 else "")
+            raise ConvergeFlowError(
+                f"{wrong[0]} is {numbers[wrong[0]]} at step {step + 1} (stage {self.optimizer.stage.name!r}, "
+                f"training blocks {shown}); nothing was updated: lower the learning rate or set optimizer.clip, "
+                "then start again or go on from the last checkpoint with --resume"
+            )
+
+    # ------------------------------------------------------------------------------------- stages and processes
+
+    def _enter_stage(self, index: int, *, first: bool) -> None:
+        """Prepare a stage; `first` says that none of its steps was made yet."""
+        stage = self.config.stages[index]
+        if first and index and stage.from_average:
+            for target, source in zip(self.model.parameters(), self.ema.model.parameters(), strict=True):
+                sharding.local(target.data).copy_(sharding.local(source))
+        if index and hasattr(self, "optimizer") and first and stage.keep_moments:
+            self.moments = self.optimizer.state()
+        if self.sharded:
+            weights = _full_state(self.model)
+            self.model = copy.deepcopy(self.blueprint)
+            _load_state(self.model, weights)
+        self.model.enter_stage(stage)  # type: ignore[operator]
+        doorway = sharding.Doorway(self.model)
+        if self.sharded:
+            self.doorway: nn.Module = sharding.shard(doorway, training=True)
+        else:
+            self.accelerator.free_memory()
+            self.doorway = self.accelerator.prepare_model(doorway)
+        if self.config.compile:
+            # The trunk alone: what surrounds it draws from per-row generators, which a graph cannot hold.
+            trunks = [module for name, module in self.model.named_modules() if name.endswith("backbone")]
+            (trunks or [self.model])[0].compile()
+        if first:
+            self.ema.adopt_frozen(self.model)
+        self.optimizer = StageOptimizer(self.model.named_parameters(), stage, self.config.optimizer)
+        if not first or stage.keep_moments:
+            self.optimizer.load(self.moments, missing_ok=first)
+        self.moments = {}
+
+    @contextlib.contextmanager
+    def _exchange(self, now: bool) -> Iterator[None]:
+        """Exchange gradients in the backward pass of the last slice only."""
+        if self.sharded:
+            sharding.gather_gradients(self.doorway, now)
+            yield
+        elif now:
+            yield
+        else:
+            with self.accelerator.no_sync(self.doorway):
+                yield
+
+    def _tokens(self, split: Any, rows: Any) -> Tensor:
+        return torch.from_numpy(np.asarray(split[rows], dtype=np.int64)).to(self.accelerator.device)
+
+    # --------------------------------------------------------------------------------- looking at the average
+
+    @torch.no_grad()
+    def _evaluate(self, step: int) -> None:
+        """The model's own monitor on fixed held-out blocks with fixed noise; every process computes all of it."""
+        count = min(self.config.evaluate_blocks, len(self.corpus.heldout))
+        sums: dict[str, float] = {}
+        for first in range(0, count, MONITOR_ROWS):
+            rows = np.arange(first, min(first + MONITOR_ROWS, count))
+            draws = RowDraws([derive_seed(self.config.seed, "monitor", int(row)) for row in rows])
+            with self.accelerator.autocast():
+                numbers = self.ema_doorway("monitor", self._tokens(self.corpus.heldout, rows), draws=draws)
+            for name, value in numbers.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * len(rows) / count
+        self.evaluation = sums
+        self._write({"step": step, "evaluate": sums})
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in sums.items())
+        self.note(f"step {step}/{self.config.total_steps}  {shown}")
+
+    @torch.no_grad()
+    def _sample(self, step: int) -> None:
+        seeds = [derive_seed(self.config.seed, "sample", number) for number in range(NUM_SAMPLE_TEXTS)]
+        with self.accelerator.autocast():
+            samples = self.ema_doorway(
+                "sample", len(seeds), self.corpus.length, seeds=seeds, nfe=self.config.sample_nfe
+            )
+        texts = [self.corpus.tokenizer.decode(ids) for ids in samples.ids.tolist()]
+        self._write({"step": step, "samples": texts})
+        self.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
+
+    # ------------------------------------------------------------------------------------------------ the disk
+
+    def _open_journal(self, keep_bytes: int) -> Journal | None:
+        if not self.accelerator.is_main_process:
+            return None
+        return Journal(self.out, keep_bytes=keep_bytes, tensorboard=self.config.tensorboard)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self.journal is not None:
+            self.journal.write(record)
+
+    def _time(self, record: dict[str, Any]) -> None:
+        if self.journal is not None:
+            self.journal.time(record)
+
+    def _save(self, step: int) -> None:
+        weights, average = _full_state(self.model), _full_state(self.ema.model)
+        moments = self.optimizer.state()
+        if self.journal is not None:
+            state = {
+                "step": step,
+                "stage": self.optimizer.stage.name,
+                "journal_bytes": self.journal.sync(),
+                "world": self.world,
+                "corpus": self.corpus.fingerprint,
+                "evaluation": self.evaluation,
+            }
+
+            def write(folder: Path) -> None:
+                self._write_model(folder, self.model, weights)
+                checkpoint.write_tensors(folder / "ema.safetensors", average)
+                checkpoint.write_tensors(folder / "optimizer.safetensors", moments)
+                checkpoint.write_json(folder / "trainer.json", state)
+                checkpoint.write_json(folder / "run.json", self.config.to_dict())
+
+            checkpoint.save_step(self.out, step, write, keep=self.config.keep)
+        self.accelerator.wait_for_everyone()
+
+    def _write_model(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+        """The part of a checkpoint that generation needs: config, weights, tokenizer."""
+        if self.sharded:
+            # What a model writes into its config may come from its weights, and a shard has only a part of those.
+            model = self.blueprint
+            _load_state(model, weights)
+        model.save_pretrained(folder, state_dict=weights)
+        self.corpus.tokenizer.save(folder)
+
+    def export(self, target: Path, card: str) -> None:
+        """The averaged model as a folder of its own, for generation; every process must call it."""
+        average = _full_state(self.ema.model)
+        if self.accelerator.is_main_process:
+
+            def write(folder: Path) -> None:
+                self._write_model(folder, self.ema.model, average)
+                checkpoint.write_json(folder / "run.json", self.config.to_dict())
+                (folder / "card.md").write_text(card, encoding="utf-8")
+
+            checkpoint.write_folder(target, write)
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self) -> tuple[int, int]:
+        folder = checkpoint.newest_whole(self.out, self.warn)
+        if folder is None:
+            self.note(f"no whole checkpoint in {self.out}: starting at step 0")
+            return 0, 0
+        state = checkpoint.read_json(folder / "trainer.json")
+        if state["corpus"] != self.corpus.fingerprint:
+            raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
+        if state["world"] != self.world:
+            self.warn(f"resuming on {self.world} processes a run of {state['world']}: sums will differ in the last bits")
+        _load_state(self.model, checkpoint.read_tensors(folder / "model.safetensors"))
+        _load_state(self.ema.model, checkpoint.read_tensors(folder / "ema.safetensors"))
+        self.moments = checkpoint.read_tensors(folder / "optimizer.safetensors")
+        self.evaluation = state["evaluation"]
+        self.note(f"resuming from {folder}")
+        return state["step"], state["journal_bytes"]
+
+
+def _full_state(model: nn.Module) -> dict[str, Tensor]:
+    """All weights, whole and on the CPU; every process must call it."""
+    return {name: sharding.whole(value) for name, value in model.state_dict().items()}
+
+
+def _load_state(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    own = model.state_dict()
+    different = sorted(own.keys() ^ weights.keys())
+    if different:
+        raise ConvergeFlowError(f"the checkpoint is of another model: {different[0]!r} is not in both")
+    for name, value in own.items():
+        if value.shape != weights[name].shape:
+            raise ConvergeFlowError(
+                f"the checkpoint is of another model: {name!r} is {list(weights[name].shape)}, not {list(value.shape)}"
+            )
+        sharding.assign(value, weights[name])
