@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 
 from convergeflow.cli.main import main
+from convergeflow.data.tokenizer import Tokenizer
 
 TINY = Path(__file__).resolve().parent.parent / "golden" / "langflow_tiny"
 
@@ -28,12 +30,30 @@ def test_langflow_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [entry.name for entry in out.parent.iterdir()] == ["tiny"]
 
 
-def test_a_tokenizer_comes_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def word_tokenizer(folder: Path, size: int) -> None:
+    """A tokenizer of exactly `size` words, as another project would ship it."""
+    words = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, size)}}
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
+    folder.mkdir(exist_ok=True)
+    pipeline.save(str(folder / "tokenizer.json"))
+
+
+def test_a_tokenizer_beside_the_weights_comes_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = Path(shutil.copytree(TINY, tmp_path / "source"))
-    (source / "tokenizer.json").write_text("{}")
-    assert main(["import", "langflow", str(source), "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
-    assert "211" in capsys.readouterr().out
+    word_tokenizer(source, 211)
+    assert main(["import", "langflow", str(source), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokenizer"] is True
+    assert Tokenizer.load(tmp_path / "out").size == 211
+    assert main(["import", "langflow", str(source), "--tokenizer", "none", "--out", str(tmp_path / "bare")]) == 0
+    assert not (tmp_path / "bare" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    word_tokenizer(tmp_path / "words", 210)
+    words = ["import", "langflow", str(TINY), "--tokenizer", str(tmp_path / "words"), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "has 210 tokens, the model 211" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_published_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Turn a checkpoint of another project into a folder that every command here can use.
 
 Example:
-  convergeflow import langflow ./langflow-owt --out models/langflow-owt
+  convergeflow import langflow ./langflow-owt --tokenizer gpt2 --out models/langflow-owt
   convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
 """
 
@@ -33,6 +33,13 @@ class Weights(StrEnum):
 
 
 Out = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist yet.")]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        help="`gpt2`, a folder with a tokenizer.json, or `none`; by default the one beside the weights, if any.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what was imported as JSON.")]
 
 
@@ -41,23 +48,24 @@ def langflow(
     source: Annotated[str, typer.Argument(help="A LangFlow checkpoint folder, or its hub name owner/name.")],
     out: Out,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
+    tokenizer: TokenizerName = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a LangFlow checkpoint: config.json and model.safetensors.
 
-    The noise schedule is read from the weights. A tokenizer.json beside them comes along; without one the model
-    generates token ids and no text.
+    The noise schedule is read from the weights. Without a tokenizer the model generates token ids and no text.
 
     \b
     Example:
-      convergeflow import langflow ./langflow-owt --out models/langflow-owt
+      convergeflow import langflow ./langflow-owt --tokenizer gpt2 --out models/langflow-owt
     """
     _refuse_existing(out)
     from convergeflow.interop.langflow import load_langflow
 
     model = load_langflow(source, revision=revision)
-    folder = Path(source).expanduser()
-    _write(model, out, f"LangFlow checkpoint {source}", tokenizer_from=folder if folder.is_dir() else None)
+    beside = Path(source).expanduser()
+    _give_tokenizer(model, str(beside) if tokenizer is None and (beside / "tokenizer.json").is_file() else tokenizer)
+    _write(model, out, f"LangFlow checkpoint {source}")
     _report(model, source, out, as_json)
 
 
@@ -71,6 +79,7 @@ def convergeflow(
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens per sequence; by default that of the training run.")
     ] = None,
+    tokenizer: TokenizerName = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a checkpoint of the paper's published code: a torch file with "model" and "ema".
@@ -85,6 +94,7 @@ def convergeflow(
     from convergeflow.interop.published import load_published
 
     model = load_published(file, weights=weights.value, length=length)
+    _give_tokenizer(model, tokenizer)
     _write(model, out, f"published ConvergeFlow checkpoint {file.name}, {weights.value} weights")
     _report(model, str(file), out, as_json)
 
@@ -94,15 +104,26 @@ def _refuse_existing(out: Path) -> None:
         raise UserError(f"{out} exists already; choose another --out or remove it")
 
 
-def _write(model: ConvergeFlowModel, out: Path, origin: str, tokenizer_from: Path | None = None) -> None:
+def _give_tokenizer(model: ConvergeFlowModel, name: str | None) -> None:
+    if name is None or name == "none":
+        return
+    from convergeflow.data.tokenizer import Tokenizer, gpt2_tokenizer
+
+    tokenizer = gpt2_tokenizer() if name == "gpt2" else Tokenizer.load(name)
+    if tokenizer.size != model.config.vocabulary:
+        raise UserError(
+            f"the tokenizer {name} has {tokenizer.size} tokens, the model {model.config.vocabulary}; "
+            "give the one it was trained with, or --tokenizer none"
+        )
+    model.tokenizer = tokenizer
+
+
+def _write(model: ConvergeFlowModel, out: Path, origin: str) -> None:
     """Write the folder under another name and rename it, so that a broken import leaves nothing behind."""
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         model.save_pretrained(draft)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            if tokenizer_from is not None and (tokenizer_from / name).is_file():
-                shutil.copyfile(tokenizer_from / name, draft / name)
         settings = model.config
         (draft / "card.md").write_text(
             f"# {out.name}\n\nImported from: {origin}.\n\n"
@@ -139,4 +160,4 @@ def _report(model: ConvergeFlowModel, source: str, out: Path, as_json: bool) -> 
             f"width {record['width']}, {record['depth']} blocks, {record['heads']} heads, length {record['length']}"
         )
     if not record["tokenizer"]:
-        note("no tokenizer came with it: generation will give token ids; put a tokenizer.json there to get text")
+        note("no tokenizer came with it, so generation will give token ids; --tokenizer adds one")
