@@ -8,8 +8,9 @@ data are known exactly.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,22 @@ class StoriesLaw:
             "gender": [[*GIRLS.split(), "girl", "she", "her"], [*BOYS.split(), "boy", "he", "his", "him"]],
             **single,
         }
+
+    @cached_property
+    def sha256(self) -> str:
+        """A hash of the whole law: it changes whenever a word or a probability does."""
+        grammar = self.grammar
+        tables = (
+            grammar.arc_probability,
+            grammar.arc_target,
+            grammar.arc_fact,
+            grammar.arc_value,
+            grammar.starts,
+        )
+        digest = hashlib.sha256("\n".join(self.vocabulary).encode())
+        for table in tables:
+            digest.update(np.ascontiguousarray(table).tobytes())
+        return digest.hexdigest()
 
     # --- text ---
 

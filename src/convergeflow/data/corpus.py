@@ -1,0 +1,120 @@
+"""A prepared corpus on disk: blocks of tokens in two memory-mapped files, a tokenizer, and a manifest.
+
+    manifest.json            where it came from, how it was cut, counts, hashes of all files
+    train.bin, heldout.bin   little-endian uint16 or uint32, [blocks, length]
+    unigram.npy              how often each token occurs in the training blocks
+    tokenizer.json, tokenizer_config.json
+
+The fingerprint is a hash of the manifest, and the manifest holds the hashes of the data: equal fingerprints mean equal
+blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convergeflow.data.tokenizer import Tokenizer
+from convergeflow.errors import ConvergeFlowError, UserError
+
+FORMAT = 1
+SPLITS = ("train", "heldout")
+
+
+class Corpus:
+    """Read access to a prepared corpus; make one with `prepare`."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.name: str = manifest["name"]
+        self.length: int = manifest["length"]
+        self.vocabulary: int = manifest["tokenizer"]["size"]
+        self.fingerprint: str = fingerprint(manifest)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Corpus:
+        """Open the folder; a folder that is no corpus, or is torn, is refused by name."""
+        folder = Path(folder)
+        path = folder / "manifest.json"
+        if not path.is_file():
+            raise UserError(
+                f"{folder} is not a prepared corpus (no manifest.json); make one with: convergeflow prepare"
+            )
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            if manifest["format"] != FORMAT:
+                raise UserError(
+                    f"{folder} has format {manifest['format']}, this version reads {FORMAT}; prepare it again"
+                )
+            corpus = cls(folder, manifest)
+            for split in SPLITS:
+                expected = manifest["splits"][split]["blocks"] * corpus.length * corpus.dtype.itemsize
+                actual = (folder / f"{split}.bin").stat().st_size
+                if actual != expected:
+                    raise ConvergeFlowError(
+                        f"{folder / f'{split}.bin'} has {actual} bytes instead of {expected}; prepare the corpus again"
+                    )
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as failure:
+            if isinstance(failure, UserError):
+                raise
+            raise ConvergeFlowError(f"{folder} is damaged ({failure}); prepare the corpus again") from failure
+        return corpus
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.manifest["dtype"]).newbyteorder("<")
+
+    @cached_property
+    def train(self) -> NDArray[Any]:
+        """Training blocks, [blocks, length], memory-mapped."""
+        return self._blocks("train")
+
+    @cached_property
+    def heldout(self) -> NDArray[Any]:
+        """Held-out blocks, [blocks, length], memory-mapped."""
+        return self._blocks("heldout")
+
+    def _blocks(self, split: str) -> NDArray[Any]:
+        num = self.manifest["splits"][split]["blocks"]
+        if num == 0:
+            return np.zeros((0, self.length), dtype=self.dtype)
+        return np.memmap(self.folder / f"{split}.bin", dtype=self.dtype, mode="r", shape=(num, self.length))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.folder)
+
+    @cached_property
+    def unigram(self) -> NDArray[np.float64]:
+        """Share of each token in the training blocks, [vocabulary]; sums to one."""
+        counts = np.load(self.folder / "unigram.npy", allow_pickle=False)
+        return np.asarray(counts / counts.sum(), dtype=np.float64)
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Entropy of the training tokens' unigram distribution in nats."""
+        shares = self.unigram[self.unigram > 0]
+        return float(-(shares * np.log(shares)).sum())
+
+    def verify(self) -> None:
+        """Compare every file with its hash in the manifest."""
+        for name, expected in self.manifest["sha256"].items():
+            with open(self.folder / name, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                    raise ConvergeFlowError(f"{self.folder / name} was changed; prepare the corpus again")
+
+    def __repr__(self) -> str:
+        train, heldout = (self.manifest["splits"][split]["blocks"] for split in SPLITS)
+        return f"Corpus({self.name!r}, {train} + {heldout} blocks of {self.length}, vocabulary {self.vocabulary})"
+
+
+def fingerprint(manifest: dict[str, Any]) -> str:
+    """A short hash of the whole manifest."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
