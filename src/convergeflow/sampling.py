@@ -328,8 +328,9 @@ class _Integration:
             last = self._call(
                 x, now, guided, scores=scores, details=closing and (self.details or final), final=final and closing
             )
-            # The prediction that is decoded is not extrapolated.
-            guided = last.mu if final and closing else torch.lerp(unconditional, last.mu, w)
+            # The prediction that is decoded is not extrapolated. Extrapolation amplifies rounding: it is done in the
+            # state's format, not the network's.
+            guided = last.mu if final and closing else torch.lerp(unconditional.to(x), last.mu.to(x), w)
             guided = self._fill_known(guided)
         return guided.to(x.dtype)
 

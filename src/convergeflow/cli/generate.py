@@ -1,0 +1,255 @@
+"""`convergeflow generate`: text from a model, with every control of the paper."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convergeflow.cli.console import note, print_json, progress, watched
+from convergeflow.cli.sampling_options import SamplingOptions, takes_sampling_options
+
+if TYPE_CHECKING:
+    from convergeflow.sampling import Clamp
+
+GAP = "___"
+
+
+@takes_sampling_options
+def generate(
+    sampling: SamplingOptions,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A shipped model, a checkpoint folder or a training run.")
+    ] = "stories-small",
+    num: Annotated[int, typer.Option("--num", "-n", help="How many samples.")] = 4,
+    length: Annotated[int | None, typer.Option(help="Tokens per sample. [default: the model's own]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")] = 0,
+    batch: Annotated[int | None, typer.Option(help="Samples per network call. [default: what fits]")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")] = None,
+    infill: Annotated[
+        str | None, typer.Option(help=f'Text with gaps to fill, as in "Once {GAP} the {GAP}".')
+    ] = None,
+    gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
+    noise: Annotated[
+        Path | None, typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
+    logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
+    ] = True,
+    precision: Annotated[str, typer.Option(help="Format of the network: float32 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all samples.")] = False,
+) -> None:
+    """Generate text.
+
+    Samples come from consecutive seeds; a sample depends on its seed alone. NFE counts every network call.
+
+    Example:
+      convergeflow generate
+      convergeflow generate --num 8 --nfe 128 --refine 4 --scg 2
+      convergeflow generate --preset headline --trace out/trace
+      convergeflow generate --prompt "Once there was a"
+    """
+    import numpy as np
+    import torch
+
+    from convergeflow import sample_file, zoo
+    from convergeflow.cli.arrays import read_array
+    from convergeflow.errors import UserError
+    from convergeflow.observation import LiveText, Trace, both
+    from convergeflow.sampling import default_batch
+
+    if num < 1:
+        raise UserError(f"--num must be at least 1, not {num}")
+    if precision not in ("float32", "float64"):
+        raise UserError(f"--precision must be float32 or float64, not {precision!r}")
+    for path in (out, logits):
+        if path is not None and not path.parent.exists():
+            raise UserError(f"the folder {path.parent} does not exist: make it first")
+    rank, world, wait = _processes()
+    loaded = zoo.load_model(model, device=device)
+    if precision == "float64":
+        loaded = loaded.double()
+    options: dict[str, Any] = {"batch": batch, "want_logits": logits is not None}
+    start = None if noise is None else torch.from_numpy(read_array(noise))
+    if start is not None:
+        if start.dim() != 3:
+            raise UserError(f"{noise} must have three axes (samples x length x width), not {start.dim()}")
+        num, length = start.shape[0], int(start.shape[1])
+        if out is not None:
+            raise UserError("--noise cannot be combined with --out: a file is resumed by seed, and noise has none")
+    clamp = _clamp(loaded, prompt, infill, gap)
+    if clamp is not None:
+        length = length or max(loaded.config.length, clamp.tokens.shape[-1])
+        clamp = _stretch(clamp, length)
+    length = length or loaded.config.length
+    if length < 1:
+        raise UserError(f"--length must be at least 1, not {length}")
+    settings = sampling.settings(loaded.schedule)
+    plan = settings.plan(loaded.schedule)
+    seeds = range(seed, seed + num)
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
+    size = batch or min(num, default_batch(length, loaded.config.vocabulary))
+    if rank == 0:
+        note(_describe(model, num, settings, plan))
+    began = time.perf_counter()
+
+    if out is not None:
+        if trace is not None or logits is not None or json:
+            raise UserError("--out streams samples to a file: --trace, --logits and --json go without it")
+
+        def make(group: Any) -> Any:
+            return loaded.sample(
+                len(group), length, seeds=list(group), settings=settings, clamp=clamp, batch=size
+            )
+
+        with progress("generating", num) as bar:
+            made = sample_file.collect(
+                out, seeds, size, make, name, rank=rank, world=world, on_batch=bar.advance
+            )
+        wait()
+        if rank == 0:
+            if world > 1:
+                sample_file.merge(out, seeds, world)
+            note(f"{out}: {num} samples ({made} made by this process, {time.perf_counter() - began:.1f} s)")
+        return
+    if world > 1:
+        raise UserError("several processes need --out: the samples are merged in a file")
+
+    recorder = Trace() if trace is not None else None
+    with ExitStack() as stack:
+        observers: list[Any] = [] if recorder is None else [recorder]
+        if live and watched() and not json:
+            from rich.console import Console
+
+            observers.append(stack.enter_context(LiveText(loaded.tokenizer, Console(stderr=True))))
+        else:
+            total = plan.allocation.num_steps * -(-num // size)
+            bar = stack.enter_context(progress("generating", total))
+            if watched():
+                observers.append(lambda step: bar.advance(1, calls=step.calls))
+        observe = both(*observers) if observers else None
+        samples = loaded.sample(
+            num,
+            length,
+            seeds=list(seeds),
+            settings=settings,
+            noise=start,
+            clamp=clamp,
+            observe=observe,
+            **{**options, "batch": size},
+        )
+    seconds = time.perf_counter() - began
+    if recorder is not None and trace is not None:
+        note(f"trace: {recorder.save(trace)}")
+    if logits is not None:
+        np.save(logits, samples.extras["logits"].numpy())
+    agreements = _agreements(samples)
+    if json:
+        lines = sample_file.lines_of(samples, name)
+        print_json({"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)})
+        return
+    for i, ids in enumerate(samples.ids.tolist()):
+        text = " ".join(map(str, ids)) if samples.texts is None else samples.texts[i]
+        sys.stdout.write(f"--- seed {samples.seeds[i]}\n{text}\n")
+    calls = samples.extras["calls"].double()
+    saved = f", {100 * (1 - float(calls.mean()) / settings.nfe):.0f} % of calls saved" if settings.freeze else ""
+    note(
+        f"{num} x {length} tokens in {seconds:.1f} s, {samples.nfe} network calls each{saved}; token rules agree: "
+        + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
+    )
+
+
+def _processes() -> tuple[int, int, Any]:
+    """Rank, number of processes and a barrier, as set up by `accelerate launch`."""
+    import os
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0, 1, lambda: None
+    from accelerate import PartialState
+
+    state = PartialState(cpu=not _has_accelerator())
+    return state.process_index, state.num_processes, state.wait_for_everyone
+
+
+def _has_accelerator() -> bool:
+    from convergeflow.device import choose_device
+
+    return choose_device("auto").device.type != "cpu"
+
+
+def _describe(model: str, num: int, settings: Any, plan: Any) -> str:
+    shown = plan.describe()
+    controls = settings.controls
+    refinements = shown["refinements"]
+    text = (
+        f"{model}: {num} samples, NFE {settings.nfe} = {shown['num_steps']} steps x (K_i + 1), "
+        f"K_i {min(refinements)} to {max(refinements)}"
+    )
+    if controls.conditions and settings.self_condition == "recursive":
+        effective = shown["effective_scg"]
+        text += f"; w_scg {controls.scg:g} nominal, {min(effective):.2f} to {max(effective):.2f} effective"
+    if controls.ug:
+        effective = shown["effective_ug"]
+        text += f"; w_ug {controls.ug:g} nominal, {min(effective):.3f} to {max(effective):.3f} effective"
+    return text
+
+
+def _agreements(samples: Any) -> dict[str, float]:
+    from convergeflow.decoding import RULES, Decoded
+
+    found = {rule: samples.extras[f"ids_{rule}"] for rule in RULES if f"ids_{rule}" in samples.extras}
+    return Decoded(found).agreements()
+
+
+def _clamp(loaded: Any, prompt: str | None, infill: str | None, gap: int) -> Clamp | None:
+    """Known tokens from a prompt or a text with gaps."""
+    import torch
+
+    from convergeflow.errors import UserError
+    from convergeflow.sampling import Clamp
+
+    if prompt is None and infill is None:
+        return None
+    if prompt is not None and infill is not None:
+        raise UserError("give --prompt or --infill, not both")
+    if loaded.tokenizer is None:
+        raise UserError("--prompt and --infill need a tokenizer, and this checkpoint has none")
+    if gap < 1:
+        raise UserError(f"--gap must be at least 1, not {gap}")
+    if infill is not None and GAP not in infill:
+        raise UserError(f"--infill has no gap: write {GAP} where text is to be filled in")
+    tokens: list[int] = []
+    known: list[bool] = []
+    for i, piece in enumerate((prompt or infill or "").split(GAP) if infill is not None else [prompt or ""]):
+        if i:
+            tokens += [0] * gap
+            known += [False] * gap
+        found = loaded.tokenizer.encode(piece.strip() if loaded.tokenizer.kind == "word" else piece)
+        tokens += found
+        known += [True] * len(found)
+    if not any(known):
+        raise UserError("the prompt has no tokens")
+    return Clamp(torch.tensor(tokens), torch.tensor(known))
+
+
+def _stretch(clamp: Clamp, length: int) -> Clamp:
+    import torch
+
+    from convergeflow.errors import UserError
+    from convergeflow.sampling import Clamp
+
+    missing = length - len(clamp.tokens)
+    if missing < 0:
+        raise UserError(f"the known text has {len(clamp.tokens)} tokens, more than --length {length}")
+    return Clamp(
+        torch.cat([clamp.tokens, torch.zeros(missing, dtype=torch.long)]),
+        torch.cat([clamp.known, torch.zeros(missing, dtype=torch.bool)]),
+    )

@@ -1,0 +1,83 @@
+"""`convergeflow inspect`: what a model, a corpus, a sample file or a record is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from convergeflow.cli.console import print_json
+
+
+def inspect(
+    what: Annotated[str, typer.Argument(help="A shipped model, a checkpoint or run folder, or a record (JSON file).")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show size, schedule, table health and origin of a model, or render a record.
+
+    Example:
+      convergeflow inspect stories-small
+      convergeflow inspect out/record.json
+    """
+    if Path(what).is_file():
+        _inspect_file(Path(what), json)
+        return
+    report = model_report(what)
+    if json:
+        print_json(report)
+        return
+    for key, value in report.items():
+        shown = ", ".join(f"{k} {_short(v)}" for k, v in value.items()) if isinstance(value, dict) else _short(value)
+        print(f"{key.replace('_', ' '):<28}{shown}")
+
+
+def _inspect_file(path: Path, as_json: bool) -> None:
+    from json import loads
+
+    from convergeflow.errors import UserError
+    from convergeflow.evaluation.record import render
+
+    try:
+        record = loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError):
+        raise UserError(f"{path} is not a JSON record; to look at a model give its folder") from None
+    print_json(record) if as_json else print(render(record))
+
+
+def model_report(name: str) -> dict[str, Any]:
+    """Facts about a model, as JSON values."""
+    from convergeflow import zoo
+
+    folder = zoo.locate(name)
+    model = zoo.load_model(name, device="cpu")
+    config = model.config
+    total = sum(parameter.numel() for parameter in model.parameters())
+    report: dict[str, Any] = {
+        "model": name,
+        "method": model.method,
+        "weights": f"{zoo.weights_hash(folder)} (SHA-256 of model.safetensors, shortened)",
+        "parameters": total,
+        "vocabulary": config.vocabulary,
+        "size": f"{config.depth} blocks x {config.width}, {config.heads} heads, length {config.length}",
+        "tokenizer": "none: ids only" if model.tokenizer is None else f"{model.tokenizer.kind}, {model.tokenizer.size}",
+    }
+    if hasattr(model, "num_parameters_without_table"):
+        report["parameters_without_table"] = model.num_parameters_without_table()
+    network = getattr(model, "network", None)
+    if network is not None and hasattr(network, "embedding"):
+        from convergeflow.model.embedding import health
+
+        report["predictor"] = network.predictor
+        report["schedule"] = model.schedule.describe()
+        report["table_health"] = asdict(health(network.embedding.rows()))
+    card = folder / "card.md"
+    report["card"] = str(card) if card.is_file() else "none"
+    return report
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,69 @@
+"""`convergeflow list`: what there is to name on the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from convergeflow.cli.console import print_json
+
+
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="models, methods, corpora, scorers, runs, presets, grids, solvers or experiments.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Name the models, methods, corpora, scorers, training presets, sampling presets and experiments.
+
+    Example:
+      convergeflow list
+      convergeflow list presets
+    """
+    from convergeflow.errors import unknown_name
+
+    names = catalogue()
+    if kind is not None and kind not in names:
+        raise unknown_name("kind", kind, names)
+    chosen = names if kind is None else {kind: names[kind]}
+    if json:
+        print_json(chosen)
+        return
+    for title, entries in chosen.items():
+        print(f"{title}:")
+        width = max((len(name) for name in entries), default=0)
+        for name, meaning in entries.items():
+            print(f"  {name.ljust(width)}  {meaning}".rstrip())
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """Kind -> name -> meaning."""
+    from convergeflow import config, sampling, zoo
+    from convergeflow.data.prepare import CORPORA
+    from convergeflow.flow.grid import GRID_NAMES
+    from convergeflow.flow.solver import SOLVER_NAMES
+
+    return {
+        "models": {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()},
+        "methods": {"convergeflow": "ConvergeFlow"},
+        "corpora": dict(CORPORA),
+        "runs": {name: "training preset: convergeflow train " + name for name in config.presets()},
+        "presets": {name: _setting(settings) for name, settings in sampling.PRESETS.items()},
+        "grids": dict.fromkeys(GRID_NAMES, ""),
+        "solvers": dict.fromkeys(SOLVER_NAMES, ""),
+    }
+
+
+def _first_line(path: Any) -> str:
+    if not path.is_file():
+        return ""
+    return next((line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), "")
+
+
+def _setting(settings: Any) -> str:
+    controls = settings.controls
+    if settings.self_condition != "recursive":
+        return f"self-condition {settings.self_condition}, grid {settings.grid}, NFE {settings.nfe}"
+    text = f"configuration {controls.scg_schedule}, K {controls.refine}, w_scg {controls.scg:g}"
+    return f"{text}, w_ug {controls.ug:g}, NFE {settings.nfe} (nominal, at the paper's width)"

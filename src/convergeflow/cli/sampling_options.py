@@ -1,0 +1,142 @@
+"""The sampling options that generate, evaluate and sweep share, under the paper's names.
+
+`takes_sampling_options` adds them to a command, which receives them as one `SamplingOptions` and turns them into
+`sampling.Settings` once the model, and with it the schedule, is known.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+if typing.TYPE_CHECKING:
+    from convergeflow.flow.schedule import Schedule
+    from convergeflow.sampling import Settings
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What the user gave; None means not given."""
+
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Named settings of the paper, rescaled to this model: see `convergeflow list presets`."),
+    ] = None
+    nfe: Annotated[int | None, typer.Option(help="Network calls per sample, spent exactly. [default: 64]")] = None
+    refine: Annotated[
+        int | None, typer.Option(help="K: self-conditioned refinements per step. [default: 1]")
+    ] = None
+    scg: Annotated[
+        float | None,
+        typer.Option(help="w_scg: u + w (mu(c) - u); 1 is plain self-conditioning, 0 none. [default: 1]"),
+    ] = None
+    ug: Annotated[
+        float | None, typer.Option(help="w_ug: the noise-form step times 1 + w; 0 is none. [default: 0]")
+    ] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Strength over time of all controls: A constant, B /(1+sqrt(sigma/alpha)), C /(1+sigma/alpha). "
+            "[default: A]"
+        ),
+    ] = None
+    refine_schedule: Annotated[str | None, typer.Option(help="The same for --refine alone.")] = None
+    scg_schedule: Annotated[str | None, typer.Option(help="The same for --scg alone.")] = None
+    ug_schedule: Annotated[str | None, typer.Option(help="The same for --ug alone.")] = None
+    self_condition: Annotated[
+        str | None,
+        typer.Option(help="recursive (K + 1 calls a step), previous (last step's prediction, 1 call) or none (1 call)."),
+    ] = None
+    grid: Annotated[
+        str | None,
+        typer.Option(help="midpoint, langflow, log-snr, theorem, or a .npy file with times. [default: midpoint]"),
+    ] = None
+    solver: Annotated[
+        str | None, typer.Option(help="euler, euler-noise, multistep (second order) or heun. [default: euler]")
+    ] = None
+    decode: Annotated[
+        str | None, typer.Option(help="Token rule: weight, prediction or distance. [default: weight]")
+    ] = None
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Stop computing positions and sequences that have converged.")
+    ] = False
+    freeze_weight: Annotated[
+        float | None, typer.Option(help="A position is settled at this largest weight. [default: 0.999]")
+    ] = None
+    freeze_patience: Annotated[
+        int | None, typer.Option(help="... held by one token at this many steps in a row. [default: 2]")
+    ] = None
+
+    def settings(self, schedule: Schedule) -> Settings:
+        """Checked settings for a model with this schedule."""
+        from dataclasses import replace
+
+        from convergeflow.errors import UserError
+        from convergeflow.flow.guidance import Controls
+        from convergeflow.sampling import Freeze, Settings, preset_for
+
+        base = Settings() if self.preset is None else preset_for(self.preset, schedule, nfe=self.nfe)
+        controls = base.controls
+        if self.schedule is not None:
+            changes = dict.fromkeys(("refine_schedule", "scg_schedule", "ug_schedule"), self.schedule.upper())
+            controls = replace(controls, **changes)
+        named = {
+            name: value.upper() if isinstance(value, str) else value
+            for name in (field.name for field in fields(Controls))
+            if (value := getattr(self, name)) is not None
+        }
+        controls = replace(controls, **named)
+        if not self.freeze and (self.freeze_weight is not None or self.freeze_patience is not None):
+            raise UserError("--freeze-weight and --freeze-patience have no effect without --freeze")
+        freeze = Freeze(self.freeze_weight or 0.999, self.freeze_patience or 2) if self.freeze else base.freeze
+        plain = {
+            name: value
+            for name in ("nfe", "self_condition", "solver", "decode")
+            if (value := getattr(self, name)) is not None
+        }
+        grid = base.grid if self.grid is None else _grid(self.grid)
+        return replace(base, controls=controls, freeze=freeze, grid=grid, **plain)
+
+    def given(self) -> dict[str, Any]:
+        """The options the user set."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)}
+
+
+def _grid(value: str) -> str | tuple[float, ...]:
+    if not value.endswith(".npy"):
+        return value
+    from convergeflow.cli.arrays import read_array
+
+    return tuple(float(t) for t in read_array(Path(value)).reshape(-1))
+
+
+def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the parameter `sampling: SamplingOptions` of a command by the options themselves."""
+    own = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
+    shared = typing.get_type_hints(SamplingOptions, include_extras=True)
+    options = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name])
+        for f in fields(SamplingOptions)
+    ]
+    kept = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own.parameters.items()
+        if name != "sampling"
+    ]
+
+    @wraps(function)
+    def command(**given: Any) -> Any:
+        picked = {f.name: given.pop(f.name) for f in fields(SamplingOptions)}
+        return function(sampling=SamplingOptions(**picked), **given)
+
+    command.__signature__ = own.replace(parameters=kept + options)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in kept + options}
+    return command
