@@ -1,0 +1,1 @@
+"""Scorers, protocols, metrics, likelihood, records, frontiers and reports: samples in, numbers with errors out."""

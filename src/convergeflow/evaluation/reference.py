@@ -1,0 +1,93 @@
+"""The real text that samples are held against: one set to be scored like samples, another to take statistics from.
+
+The two are disjoint, so that the value "for real text" of a distance is not zero by construction. Stories need no
+prepared corpus: their law writes fresh ones from a fixed seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convergeflow.data.corpus import Corpus
+from convergeflow.data.stories import StoriesLaw, stories_law
+from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
+from convergeflow.errors import UserError
+from convergeflow.randomness import derive_seed
+
+STATISTICS_BLOCKS = 4096
+"""Blocks from which n-gram statistics of real text are taken, at most."""
+
+
+@dataclass(frozen=True, eq=False)  # one object is one reference: what is computed from it can be kept
+class Reference:
+    """Real text in the samples' vocabulary and length."""
+
+    name: str
+    fingerprint: str
+    vocabulary: int
+    length: int
+    tokenizer: Tokenizer | None = None
+    real: NDArray[Any] | None = None
+    """Held-out blocks that are scored exactly like samples, [n, length]."""
+    statistics: NDArray[Any] | None = None
+    """Other held-out blocks, [m, length]."""
+    training: NDArray[Any] | None = None
+    """Training blocks; may be a memory map."""
+    law: StoriesLaw | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "real_blocks": 0 if self.real is None else len(self.real),
+            "statistics_blocks": 0 if self.statistics is None else len(self.statistics),
+            "training_blocks": 0 if self.training is None else len(self.training),
+        }
+
+
+def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
+    """`num` held-out blocks to score and the others for statistics; half of them where there are too few for both."""
+    if length > corpus.length:
+        raise UserError(
+            f"samples of {length} tokens cannot be held against blocks of {corpus.length}: prepare the corpus with "
+            f"--length {length}"
+        )
+    law = stories_law() if corpus.name == "stories" else None
+    order = np.random.default_rng(derive_seed(0, "reference", corpus.fingerprint)).permutation(len(corpus.heldout))
+    if len(order) < 2:
+        raise UserError(f"the corpus {corpus.name} holds out fewer than 2 blocks: nothing real to compare with")
+    take = min(num, len(order) // 2)
+    real, rest = np.sort(order[:take]), np.sort(order[take : take + STATISTICS_BLOCKS])
+    return Reference(
+        corpus.name,
+        corpus.fingerprint,
+        corpus.vocabulary,
+        length,
+        corpus.tokenizer,
+        np.asarray(corpus.heldout[real, :length], dtype=np.int64),
+        np.asarray(corpus.heldout[rest, :length], dtype=np.int64),
+        corpus.train,
+        law,
+    )
+
+
+def stories_reference(num: int, length: int, *, seed: int = 0) -> Reference:
+    """Fresh stories from the law; no training text to overlap with."""
+    law = stories_law()
+    rng = np.random.default_rng(derive_seed(seed, "reference", "stories"))
+    return Reference(
+        "stories",
+        f"law-{law.sha256[:16]}",
+        len(law.vocabulary),
+        length,
+        stories_tokenizer(),
+        law.sample(rng, num, length),
+        law.sample(rng, min(max(4 * num, 256), STATISTICS_BLOCKS), length),
+        None,
+        law,
+    )
