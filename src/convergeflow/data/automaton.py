@@ -660,7 +660,6 @@ class Grammar:
         fact_of = np.full((len(self.facts), len(self.vocabulary)), -1, dtype=np.int64)
         for fact_index, fact in enumerate(self.facts):
             fact_of[fact_index, [self.word_id[word] for word in fact.words]] = np.arange(len(fact.words))
-        slot_at = {position: name for name, (position, _) in self._slots.items()}
         counters, values = self._fresh(num)
         alive = np.ones(num, dtype=bool)
         mentioned = np.zeros((num, len(self.facts)), dtype=bool)
@@ -670,7 +669,8 @@ class Grammar:
         ):
             at = [word] if word >= 0 else self._fact_words[fact_index, : len(self.facts[fact_index].words)]
             option_of[counter, at] = number
-        tally: dict[tuple[int, int], int] = {}
+        widest = max(len(options) for options in self._options)
+        tally = np.zeros(len(self._options) * widest, dtype=np.int64)
         for t in range(ids.shape[1]):
             words = ids[:, t]
             for fact_index, fact in enumerate(self.facts):
@@ -680,17 +680,13 @@ class Grammar:
                 mentioned[new, fact_index] = True
             probability, target, values = self._follow(counters, values, words)
             alive &= probability > 0
-            seen = np.stack(
-                [self.position[counters[alive]], option_of[counters[alive], words[alive]]], axis=1
-            )
-            for (position, option), times in zip(*np.unique(seen, axis=0, return_counts=True), strict=True):
-                tally[position, option] = tally.get((position, option), 0) + int(times)
+            codes = self.position[counters[alive]] * widest + option_of[counters[alive], words[alive]]
+            tally += np.bincount(codes, minlength=tally.size)
             ends = words == END
             counters = np.where(alive & ~ends, target, self.start)
             values[ends], mentioned[ends], alive[ends] = -1, False, True
-        for (position, option), times in tally.items():
-            if position in slot_at:
-                counts[slot_at[position]][option] += times
+        for name, (position, shares) in self._slots.items():
+            counts[name] += tally[position * widest : position * widest + len(shares)]
         return counts
 
     def slot_divergence(self, ids: ArrayLike) -> dict[str, float]:

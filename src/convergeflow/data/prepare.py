@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,7 +112,7 @@ def prepare(
     else:
         folder = Path(out)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder.parent / f".{folder.name}.lock")):
+    with _only_one(folder):
         if _is_done(folder, key):
             return Corpus.open(folder)
         if folder.exists() and not overwrite and not (folder.is_dir() and not any(folder.iterdir())):
@@ -119,12 +120,23 @@ def prepare(
                 f"{folder} exists and is not this corpus; choose another folder or allow overwriting it"
             )
         work = _Work(folder, key, length)
-        if texts is None:
-            _write_stories(work, seed, {"train": blocks, "heldout": heldout_blocks}, report)
-        else:
-            default = DEFAULT_VOCABULARY.get(label, OTHER_VOCABULARY)
-            _write_texts(work, texts, tokenizer or "bpe", vocabulary, default, report)
+        try:
+            if texts is None:
+                _write_stories(work, seed, {"train": blocks, "heldout": heldout_blocks}, report)
+            else:
+                default = DEFAULT_VOCABULARY.get(label, OTHER_VOCABULARY)
+                _write_texts(work, texts, tokenizer or "bpe", vocabulary, default, report)
+        except BaseException as failure:
+            work.leave(resumable=not isinstance(failure, UserError))
+            raise
         return Corpus.open(folder)
+
+
+def _only_one(folder: Path) -> FileLock:
+    """Two processes that want the same corpus take turns; the second finds it done."""
+    locks = cache_dir() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(str(locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:20]}.lock"))
 
 
 def _check_positive(**values: int) -> None:
@@ -172,7 +184,9 @@ def _texts(
     if len(paths) == 1 and not paths[0].exists() and paths[0].suffix == "" and len(paths[0].parts) == 1:
         raise unknown_name("corpus or file", first, CORPORA)
     files = find_files(paths)
-    return Files(paths[0].stem, files, text_field=text_field, heldout_share=heldout_share, limit=limit)
+    return Files(
+        paths[0].resolve().stem, files, text_field=text_field, heldout_share=heldout_share, limit=limit
+    )
 
 
 def _is_done(folder: Path, key: str) -> bool:
@@ -219,7 +233,7 @@ class _Work:
             tokenizer.save(self.folder)
             self.tokenizer = tokenizer
         for split in SPLITS:
-            stream = open(self.folder / f"{split}.bin", "a+b")  # noqa: SIM115 (closed by `finish` or with the process)
+            stream = open(self.folder / f"{split}.bin", "a+b")  # noqa: SIM115 (closed by `finish` or `leave`)
             stream.truncate(self.done[split] * self.dtype.itemsize)
             self._streams[split] = stream
         self.note()
@@ -234,6 +248,16 @@ class _Work:
             stream.flush()
             os.fsync(stream.fileno())
         _write_json(self.folder / "progress.json", {"key": self.key, "done": self.done})
+
+    def leave(self, *, resumable: bool) -> None:
+        """Close the files; throw the folder away unless a later run can go on from it."""
+        for stream in self._streams.values():
+            with suppress(
+                OSError
+            ):  # a full disk refuses the last bytes again; the note does not count on them
+                stream.close()
+        if not resumable or not (self.folder / "progress.json").is_file():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, name: str, source: dict[str, Any], split_rule: str, packing: str) -> None:
         assert self.tokenizer is not None
@@ -251,7 +275,6 @@ class _Work:
             split_rule = "the last block of the training text (the rule left less than a block)"
         if self.done["train"] < length or self.done["heldout"] < length:
             tokens = self.done["train"] + self.done["heldout"]
-            shutil.rmtree(self.folder, ignore_errors=True)
             raise UserError(
                 f"too little text: {tokens} tokens do not fill two blocks of {length}; add text or use a smaller length"
             )

@@ -120,7 +120,9 @@ class Files:
             raise UserError(f"the corpus is empty: there is no text in {_list(self._files)}")
         if self._heldout_files is None and self._num_documents >= FEW_DOCUMENTS:
             num = max(1, round(self._share * len(marks)))
-            self._held_out = frozenset(number for _, number in sorted(marks)[:num])
+            # Copies of a document have its hash, so they fall on the same side.
+            border = sorted(marks)[num - 1][0]
+            self._held_out = frozenset(number for mark, number in marks if mark <= border)
 
     def _by_tail(self) -> bool:
         return self._heldout_files is None and not self._held_out
