@@ -1,0 +1,72 @@
+"""Times: stratification over the global batch, grids, the theorem's condition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convergeflow.errors import UserError
+from convergeflow.flow import grid
+from convergeflow.flow.schedule import Gumbel, Linear
+
+
+def test_training_times_fall_one_into_each_stratum_of_the_global_batch() -> None:
+    times = grid.training_times(480, seed=3)
+    stratum = ((times - 1e-5) / (1 - 2e-5) * 480).floor().long()
+    assert sorted(stratum.tolist()) == list(range(480))
+    assert stratum.tolist() != list(range(480)), "the order must be random"
+    assert bool((grid.training_times(480, seed=3) == times).all())
+    assert bool((grid.training_times(480, seed=4) != times).any())
+
+
+def test_midpoint_grid_is_the_papers() -> None:
+    assert grid.midpoint_grid(4).tolist() == [0.125, 0.375, 0.625, 0.875]
+
+
+def test_langflow_grid_is_a_reversed_linspace_of_q() -> None:
+    expected = 1 - torch.linspace(1 - 1e-5, 1e-5, 7, dtype=torch.float64)
+    torch.testing.assert_close(grid.langflow_grid(7), expected, rtol=0, atol=1e-12)
+
+
+def test_log_snr_grid_is_even_in_log_snr() -> None:
+    schedule = Gumbel()
+    steps = (-schedule(grid.log_snr_grid(20, schedule)).gamma).diff()
+    torch.testing.assert_close(steps, steps[:1].expand(19), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("delta", [0.01, 0.3, 2.0])
+@pytest.mark.parametrize("num_steps", [10, 1000])
+def test_theorem_grid_satisfies_the_condition_and_wastes_little(delta: float, num_steps: int) -> None:
+    times = grid.theorem_grid(num_steps, delta)
+    assert len(times) == num_steps + 1 and float(times[0]) == 0.0 and float(times[-1]) < 1.0
+    assert grid.theorem_ratio(times) < delta
+    assert grid.theorem_ratio(times) > 0.3 * delta
+
+
+def test_theorem_grid_reaches_the_data_as_steps_grow() -> None:
+    ends = [float(grid.theorem_grid(n, 0.1)[-1]) for n in (10, 100, 10_000, 1_000_000)]
+    assert ends == sorted(ends) and ends[-1] > 0.99
+
+
+def test_midpoint_grid_breaks_the_condition() -> None:
+    assert grid.theorem_ratio(grid.midpoint_grid(64)) > 100
+
+
+@pytest.mark.parametrize("name", grid.GRID_NAMES)
+@pytest.mark.parametrize("num_steps", [1, 2, 33])
+def test_named_grids_are_valid(name: str, num_steps: int) -> None:
+    for schedule in (Linear(), Gumbel()):
+        times = grid.grid_by_name(name, num_steps, schedule)
+        assert len(times) == num_steps
+        grid.check_grid(times)
+
+
+def test_bad_grids_are_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'midpoint'"):
+        grid.grid_by_name("midpoints", 4, Linear())
+    with pytest.raises(UserError, match="increase"):
+        grid.check_grid(torch.tensor([0.5, 0.4]))
+    with pytest.raises(UserError, match=r"\[0, 1\]"):
+        grid.check_grid(torch.tensor([0.5, 1.5]))
+    with pytest.raises(UserError, match="non-empty"):
+        grid.check_grid(torch.tensor([]))
