@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.model import head
-from convergeflow.model.head import kernel_scores, logits, nearest, weigh
+from convergeflow.model.head import cross_entropy, kernel_scores, logits, nearest, weigh
 
 NAMES = ("h", "weight", "bias", "x", "kernel", "table", "norm_term")
 
@@ -165,6 +165,22 @@ def test_leading_shape_and_broadcast_kernel() -> None:
     (found,) = torch.autograd.grad(done.log_normaliser.sum(), kernel)
     (expected,) = torch.autograd.grad(total.logsumexp(-1).sum(), kernel)
     torch.testing.assert_close(found, expected)
+
+
+def test_cross_entropy_without_the_mean(cutting: dict[str, int]) -> None:
+    parts = operands(torch.float64)
+    targets = torch.tensor([0, 4, 5, 22, 11, 9, 14])
+    results = []
+    for fused_route in (False, True):
+        leaves = {name: value.clone().requires_grad_() for name, value in parts.items()}
+        if fused_route:
+            call = [leaves[name] for name in NAMES[:6]]
+            values = cross_entropy(*call, targets, norm_term=leaves["norm_term"], keep=300, **cutting)  # type: ignore[arg-type]
+        else:
+            values = dense(leaves, targets)["cross_entropy"]
+        values.square().sum().backward()
+        results.append([values, *(leaf.grad for leaf in leaves.values())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-11)
 
 
 def test_base_logits_alone() -> None:
