@@ -11,6 +11,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -114,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]
+    # Loading problems are reported by our own one line; transformers would print a table first.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         code = typer.main.get_command(build()).main(words, prog_name="convergeflow", standalone_mode=False)
         if code == 130:  # how typer reports Ctrl-C
