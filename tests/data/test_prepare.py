@@ -112,10 +112,14 @@ def test_txt_jsonl_and_parquet_give_the_same_blocks(texts: list[Path], tmp_path:
     assert from_jsonl.fingerprint != from_txt.fingerprint  # another source
 
 
-def test_copies_of_a_document_fall_on_one_side(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": speech(number % 20)}) for number in range(60)]
+@pytest.mark.parametrize("share", [0.02, 0.04, 0.06, 0.1])
+def test_copies_of_a_document_fall_on_one_side(tmp_path: Path, share: float) -> None:
+    # The copies lie at odd distances, so that no rule about places in the file would keep them together.
+    lines = [
+        json.dumps({"text": speech(number)}) for number in [*range(20), *range(7, 20), *range(19, -1, -1)]
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    corpus = prepare(tmp_path / "a.jsonl", tokenizer="byte", length=16)
+    corpus = prepare(tmp_path / "a.jsonl", tokenizer="byte", length=16, heldout_share=share)
     heads = [
         {
             text[:14]
