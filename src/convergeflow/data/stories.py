@@ -198,9 +198,7 @@ class StoriesLaw:
         spaced = story.lower().replace(".", " . ").replace(",", " , ").replace(END_TOKEN, f" {END_TOKEN} ")
         unknown = [word for word in spaced.split() if word not in self.grammar.word_id]
         if unknown:
-            raise UserError(
-                f"{unknown[0]!r} is not a word of the stories; `convergeflow inspect stories` lists them"
-            )
+            raise UserError(f"{unknown[0]!r} is not one of the {len(self.vocabulary)} words of the stories")
         return [self.grammar.word_id[word] for word in spaced.split()]
 
     def decode(self, ids: Iterable[int]) -> str:
