@@ -35,13 +35,15 @@ MAY_IMPORT = {
     "observation": BELOW_FRONT,
     "sample_file": BELOW_FRONT,
     "convergeflow": BELOW_FRONT,
-    "baselines": BELOW_FRONT,
+    "baselines": BELOW_FRONT | {"convergeflow"},  # LangFlow is our network under its own objective
     "training": MODELS,
     "zoo": MODELS | {"training"},
     "evaluation": MODELS | {"zoo"},
     "interop": BELOW_FRONT | {"convergeflow"},
     "experiments": MODELS | {"training", "zoo", "evaluation"},
-    "cli": MODELS | {"training", "zoo", "evaluation", "interop", "experiments", "app", "__init__"},
+    "benchmarks": MODELS | {"training", "zoo"},
+    "cli": MODELS
+    | {"training", "zoo", "evaluation", "interop", "experiments", "benchmarks", "app", "__init__"},
     "app": MODELS | {"training", "zoo", "evaluation", "experiments", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": MODELS | {"training", "zoo", "evaluation"},
@@ -66,9 +68,10 @@ def room_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def imported_modules(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, module of ours) for every import in a file, also those inside functions."""
-    for node in ast.walk(tree_of(file)):
+def imported_modules(file: Path, *, at_import_time: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, module of ours) for every import in a file, or only for those that run when the file is imported."""
+    tree = tree_of(file)
+    for node in tree.body if at_import_time else ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "convergeflow":
@@ -94,8 +97,10 @@ def test_imports_point_one_way(file: Path) -> None:
 
 
 def test_no_import_cycles() -> None:
+    # A registry may import its entries when it is asked for them; what counts is the moment of import.
     graph = {
-        module_of(file): {module for _, module in imported_modules(file)} - {module_of(file)} for file in FILES
+        module_of(file): {module for _, module in imported_modules(file, at_import_time=True)} - {module_of(file)}
+        for file in FILES
     }
     done: set[str] = set()
 
