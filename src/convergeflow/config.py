@@ -50,15 +50,18 @@ class CorpusConfig(Section):
     """The text and how it is cut."""
 
     name: str = "stories"
-    """A corpus of the package, a folder made by `convergeflow prepare`, or a label for `paths`."""
+    """A corpus of the package, `hf:DATASET`, or a folder made by `convergeflow prepare`."""
     paths: tuple[str, ...] = ()
     """The user's own files (txt, jsonl, parquet); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe` or `gpt2`; none: what suits the corpus."""
+    """`word`, `bpe`, `byte`, `gpt2` or a folder; none: what suits the corpus."""
     vocabulary: PositiveInt | None = None
     """Number of tokens; none: what the tokenizer gives."""
     length: PositiveInt = 64
     """Tokens in a block."""
+    blocks: PositiveInt | None = None
+    """Training blocks of the generated `stories`; none: the corpus's default. Texts have as many as they have."""
+    heldout_blocks: PositiveInt | None = None
 
 
 class ScheduleConfig(Section):
@@ -202,6 +205,8 @@ class RunConfig(Section):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share the work; one process ignores it."""
     compile: bool = False
+    recompute: bool = False
+    """Compute each block again in the backward pass instead of keeping its activations: less memory, more time."""
     checkpoint_every: PositiveInt = 500
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are removed after a newer one is safely written."""
@@ -306,18 +311,16 @@ def _put(values: Any, path: Sequence[str], value: Any, done: tuple[str, ...] = (
 
 def _fields_at(location: Sequence[str | int]) -> list[str]:
     """The known keys of the section that a validation error's location lies in."""
-    section: Any = RunConfig
+    section: type[Section] | None = RunConfig
     for key in location:
         if isinstance(key, int):
             continue
-        field = section.model_fields.get(key) if isinstance(section, type) else None
+        field = None if section is None else section.model_fields.get(key)
         if field is None:
             return []
         candidates = [field.annotation, *get_args(field.annotation)]
         section = next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
-        if section is None:
-            return []
-    return list(section.model_fields)
+    return [] if section is None else list(section.model_fields)
 
 
 def _one_line(error: ValidationError) -> UserError:

@@ -24,8 +24,8 @@ def test_average_equals_the_closed_form() -> None:
         nn.init.constant_(model.weight, value)
         average.update(model, update)
     # 1/8 + 2/8 + 3/4 + 5/2
-    assert float(average.model.weight) == pytest.approx(1 / 8 + 2 / 8 + 3 / 4 + 5 / 2, abs=1e-12)
-    assert float(model.weight) == 5.0 and not average.model.weight.requires_grad
+    assert average.model.weight.item() == pytest.approx(1 / 8 + 2 / 8 + 3 / 4 + 5 / 2, abs=1e-12)
+    assert model.weight.item() == 5.0 and not average.model.weight.requires_grad
 
 
 def test_frozen_parameters_are_adopted_not_averaged() -> None:

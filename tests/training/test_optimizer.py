@@ -41,7 +41,7 @@ def test_groups_cover_every_trained_parameter_once() -> None:
     adamw, muon = groups_of(model.named_parameters(), stage(), OptimizerConfig(name="muon-fp32", weight_decay=0.1))
     names = [name for group in [*adamw, *muon] for name in group["names"]]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
-    assert [name for group in muon for name in group["names"]] == ["blocks.0.weight", "blocks.1.weight"]
+    assert [name for group in muon for name in group["names"]] == ["blocks.0.0.weight", "blocks.1.0.weight"]
     assert muon[0]["peak"] == pytest.approx(20 * 1e-3) and muon[0]["weight_decay"] == 0.1
     decay = {name: group["weight_decay"] for group in adamw for name in group["names"]}
     assert decay["head.weight"] == 0.1

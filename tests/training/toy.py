@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from convergeflow.config import RunConfig, from_dict
-from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.randomness import RowDraws
 from convergeflow.records import Loss, Samples
 from convergeflow.training.trainer import Outcome, Trainer
 
@@ -35,7 +35,7 @@ class ToyModel(nn.Module):
         super().__init__()
         torch.manual_seed(7)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)])
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(WIDTH, VOCABULARY)
         self.schedule = nn.Module()
@@ -61,8 +61,9 @@ class ToyModel(nn.Module):
                 extra = self._trunk(h[active])
             h = h.index_add(0, active, extra)
         h = self._trunk(h)
-        ce = nn.functional.cross_entropy(self.head(h).flatten(0, 1), tokens.flatten())
-        mse = (h - clean).square().mean()
+        logits = self.head(h)
+        ce = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        mse = (logits.softmax(-1) @ self.embedding.weight - clean).square().mean()
         total = ce if self.stage.objective == "ce" else mse
         parts = {"ce": float(ce.detach()), "mse": float(mse.detach())}
         if self.stage.learn_schedule:
@@ -71,7 +72,7 @@ class ToyModel(nn.Module):
 
     def _trunk(self, h: Tensor) -> Tensor:
         for block in self.blocks:
-            h = h + self.dropout(torch.tanh(block(h)))
+            h = h + self.dropout(block(h))
         return h
 
     def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:
@@ -133,6 +134,8 @@ def run_toy(
     resume: bool = False,
     pause: float = 0.0,
     dropout: float = 0.0,
+    die_at_rename: int = 0,
+    stop_at: int = 0,
     prepare: Callable[[Trainer], None] | None = None,
     **calls: Any,
 ) -> Outcome:
@@ -146,7 +149,24 @@ def run_toy(
     trainer = Trainer(config, ToyModel(dropout), ToyCorpus(), out, accelerator=accelerator, **calls)
     if prepare is not None:
         prepare(trainer)
+    if die_at_rename:
+        _die_at_rename(die_at_rename)
+    if stop_at and accelerator.is_main_process:
+        original = trainer._train_step
+        trainer._train_step = lambda step, stop: original(step, stop or step + 1 == stop_at)  # type: ignore[method-assign]
     return trainer.run(resume=resume)
+
+
+def _die_at_rename(number: int) -> None:
+    original, calls = Path.rename, []
+
+    def rename(self: Path, target: Any) -> Path:
+        calls.append(self)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, target)
+
+    Path.rename = rename  # type: ignore[method-assign]
 
 
 def _child(out: Path, config: dict[str, Any], rank: int, world: int, port: int, options: dict[str, Any]) -> None:
@@ -192,7 +212,3 @@ def kill(processes: list[Any]) -> None:
 def losses(out: Path) -> list[float]:
     lines = (out / "journal.jsonl").read_text().splitlines()
     return [record["loss"] for record in map(json.loads, lines) if "loss" in record]
-
-
-def seed_of(*keys: int | str) -> int:
-    return derive_seed(0, *keys)

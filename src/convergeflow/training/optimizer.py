@@ -144,6 +144,11 @@ class StageOptimizer:
                 group["lr"] = group["peak"] * share
         return self.stage.lr * share
 
+    def main_parameters(self) -> list[nn.Parameter]:
+        """All but the noise schedule's: its fit is a loss of its own, and must not use up the norm that clipping allows."""
+        groups = [group for part in self.parts for group in part.param_groups if group["kind"] != "schedule"]
+        return [parameter for group in groups for parameter in group["params"]]
+
     def step(self) -> None:
         for part in self.parts:
             part.step()

@@ -51,6 +51,12 @@ def shard(doorway: Doorway, *, training: bool) -> Doorway:
             if any(parameter.ndim for parameter in block.parameters()):
                 fully_shard(block, mesh=mesh, reshard_after_forward=not training, ignored_params=scalars)
     fully_shard(doorway, mesh=mesh, reshard_after_forward=not training, ignored_params=scalars)
+    if training:
+        # By default the backward pass gathers ahead in the order of the forward calls, again one that processes may not
+        # share. Naming a unit itself switches that off: its weights are at hand already.
+        for module in doorway.modules():
+            if isinstance(module, FSDPModule):
+                module.set_modules_to_backward_prefetch([module])
     return doorway
 
 

@@ -50,7 +50,10 @@ class Outcome:
 
 
 class Trainer:
-    """Runs the stages of a configuration on a model and writes journal and checkpoints into `out`."""
+    """Runs the stages of a configuration on a model and writes journal and checkpoints into `out`.
+
+    A stage's loss must use every parameter that the stage trains: DDP waits for the gradient of each.
+    """
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class Trainer:
                 sums[name] = sums.get(name, 0) + value / config.accumulate
         if self.sharded:
             sharding.average_scalar_gradients(self.doorway)
-        norm = sharding.gradient_norm(self.model.parameters(), config.optimizer.clip)
+        norm = sharding.gradient_norm(self.optimizer.main_parameters(), config.optimizer.clip)
         # One exchange per step: the numbers of the journal, and whether any process was asked to stop.
         packed = torch.stack([*sums.values(), torch.tensor(float(stop), device=device)])
         *values, asked = self.accelerator.reduce(packed, reduction="mean").tolist()

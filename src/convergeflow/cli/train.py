@@ -1,0 +1,146 @@
+"""`convergeflow train`: a preset and a few changes in, a model folder out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from convergeflow.config import RunConfig
+
+DEFAULT_PRESET = "stories"
+
+
+def train(
+    words: list[str] = typer.Argument(
+        None,
+        metavar="[PRESET] [KEY=VALUE]...",
+        help="A preset (see convergeflow list) or a YAML file, and changes to it, as in stages.0.steps=500.",
+    ),
+    out: Path | None = typer.Option(None, "--out", help="Folder of the run. [default: runs/PRESET]"),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the newest whole checkpoint in --out."),
+    init_from: Path | None = typer.Option(None, "--init-from", help="Start from the weights of this checkpoint folder."),
+    method: str | None = typer.Option(None, "--method", help="What to train; the same as model.method=NAME."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print configuration, size, memory and time; train nothing."),
+    device: str | None = typer.Option(None, "--device", help="Where to train; the same as device=NAME."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Train a model, by default on the stories that come with the package.
+
+    The corpus is prepared on the way. Ctrl-C saves and says how to go on; a killed run goes on bit for bit with --resume.
+    Several processes: accelerate launch -m convergeflow train ...
+
+    Example:
+      convergeflow train stories
+      convergeflow train stories stages.ce.steps=500 batch=32 --out runs/short
+      convergeflow train stories --dry-run
+      convergeflow train --out runs/short --resume
+    """
+    from convergeflow.errors import UserError
+
+    words = list(words or ())
+    preset = words.pop(0) if words and "=" not in words[0] else DEFAULT_PRESET
+    overrides = list(words)
+    if method is not None:
+        overrides.append(f"model.method={method}")
+    if device is not None:
+        overrides.append(f"device={device}")
+    folder = out or Path("runs") / Path(preset).stem
+    if dry_run:
+        if resume:
+            raise UserError("--dry-run and --resume cannot be combined")
+        _dry_run(preset, overrides, as_json)
+        return
+    _train(preset, overrides, folder, resume=resume, init_from=init_from, as_json=as_json)
+
+
+def _train(
+    preset: str, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
+) -> None:
+    from convergeflow import config as configuration
+    from convergeflow.cli import console
+
+    # The configuration is checked before anything heavy is loaded.
+    config = None if resume else configuration.resolve(preset, overrides)
+
+    from convergeflow.training import run
+
+    config = config or run.saved_config(out, overrides)
+    accelerator = run.make_accelerator(config)
+    main = accelerator.is_main_process
+    if main:
+        console.note(f"{config.model.method} on {config.corpus.name}: {config.total_steps} steps into {out}")
+    with console.progress("train", config.total_steps if main else None) as bar:
+        reporter = run.Reporter(advance=bar.advance, note=console.note, warn=console.warn)
+        outcome = run.train(
+            config, out, resume=resume, init_from=init_from, reporter=reporter, accelerator=accelerator
+        )
+    if not main:
+        return
+    result: dict[str, Any] = {
+        "finished": outcome.finished,
+        "step": outcome.step,
+        "checkpoint": str(outcome.checkpoint),
+        "evaluation": outcome.evaluation,
+    }
+    go_on = f"convergeflow train --out {out} --resume"
+    if outcome.finished:
+        result["model"] = str(out / run.MODEL_FOLDER)
+        line = f"trained {outcome.step} steps; generate from it with: convergeflow generate --model {result['model']}"
+    else:
+        result["resume"] = go_on
+        line = f"stopped at step {outcome.step}, saved in {outcome.checkpoint}; go on with: {go_on}"
+    if as_json:
+        console.print_json(result)
+    else:
+        print(line)
+    if not outcome.finished:
+        raise typer.Exit(128 + outcome.signal_number)
+
+
+def _dry_run(preset: str, overrides: list[str], as_json: bool) -> None:
+    from convergeflow import config as configuration
+    from convergeflow.cli import console
+
+    config = configuration.resolve(preset, overrides)
+    table = configuration.origins(preset, overrides)
+
+    from convergeflow.training.build import build_model
+    from convergeflow.training.estimate import estimate
+
+    vocabulary = _vocabulary(config)
+    cost = estimate(config, build_model(config, vocabulary), vocabulary)
+    if as_json:
+        console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": cost.to_dict()})
+        return
+    console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
+    print()
+    print(f"vocabulary       {vocabulary:,}")
+    print(f"parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)")
+    print(f"memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average")
+    print(f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch")
+    print(f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens) on {cost.device}, one process")
+    print(f"total            {_duration(cost.total_seconds)} for {cost.steps:,} steps, without evaluation")
+
+
+def _vocabulary(config: RunConfig) -> int:
+    """Known from the configuration, or by preparing the corpus."""
+    if config.corpus.vocabulary is not None:
+        return config.corpus.vocabulary
+    from convergeflow.training.build import open_corpus
+
+    return open_corpus(config).vocabulary
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

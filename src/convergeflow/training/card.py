@@ -1,0 +1,36 @@
+"""The card of a trained model: what it is, what it was trained on, and the last numbers, in a page of Markdown."""
+
+from __future__ import annotations
+
+from convergeflow.config import RunConfig
+
+
+def write_card(
+    config: RunConfig, *, fingerprint: str, parameters: int, step: int, evaluation: dict[str, float] | None
+) -> str:
+    """The text of `card.md`."""
+    model = config.model
+    stages = "\n".join(
+        f"| {stage.name} | {stage.objective} | {stage.steps} | {stage.lr:g} | "
+        f"{'learned' if stage.learn_table else 'frozen'} | {'learned' if stage.learn_schedule else 'frozen'} |"
+        for stage in config.stages
+    )
+    numbers = "\n".join(f"| {name} | {value:.4f} |" for name, value in (evaluation or {}).items())
+    return f"""# {model.method} on {config.corpus.name}
+
+- {parameters:,} parameters: {model.depth} blocks, width {model.width}, {model.heads} heads, {model.predictor} predictor
+- corpus `{config.corpus.name}` (fingerprint {fingerprint}), blocks of {config.corpus.length} tokens
+- {step} steps of {config.batch} blocks, seed {config.seed}, {config.optimizer.name}
+- these are the averaged weights (decay {config.ema.decay}); `run.json` holds the whole configuration
+
+| stage | objective | steps | learning rate | table | schedule |
+|---|---|---|---|---|---|
+{stages}
+
+Held-out numbers at fixed noise levels (`ce@g` in nats per token at gamma = g, `mse@g` per dimension, `gain@g` = nats
+better than the best prediction without context):
+
+| number | value |
+|---|---|
+{numbers}
+"""

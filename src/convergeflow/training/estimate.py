@@ -1,0 +1,122 @@
+"""What a run will cost, before it starts: parameters, memory, and time from a few trial steps on random tokens.
+
+Memory of weights, gradients, optimizer and average is counted; that of activations is measured on the trial's rows and
+scaled to the rows that are held at once. Time per step is measured on the same rows and scaled to the whole batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from convergeflow.config import RunConfig
+from convergeflow.device import choose_device
+from convergeflow.flow.grid import training_times
+from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.training.optimizer import StageOptimizer
+
+TRIAL_TOKENS = 4096
+"""Tokens in a trial step: enough to fill the machine, few enough to wait for."""
+TRIAL_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Numbers for one process."""
+
+    parameters: int
+    trained_parameters: int
+    steps: int
+    tokens_per_step: int
+    state_bytes: int
+    """Weights, gradients, optimizer moments and the average."""
+    activation_bytes: int
+    seconds_per_step: float
+    total_seconds: float
+    device: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 1) -> Estimate:
+    """Time and memory of a configuration by trial steps of its first stage; the model is changed by them."""
+    placement = choose_device(config.device)
+    model.to(placement.device)
+    stage = config.stages[0]
+    model.enter_stage(stage)  # type: ignore[operator]
+    optimizer = StageOptimizer(model.named_parameters(), stage, config.optimizer)
+    held = config.batch // (config.accumulate * world)
+    rows = max(1, min(held, TRIAL_TOKENS // config.corpus.length))
+    torch.manual_seed(derive_seed(config.seed, "trial"))
+    tokens = torch.randint(vocabulary, (rows, config.corpus.length)).to(placement.device)
+    times = training_times(rows, seed=config.seed).to(placement.device, torch.float32)
+    seconds, peak = float("inf"), 0
+    for step in range(1 + TRIAL_STEPS):
+        draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
+        begin = time.perf_counter()
+        with _PeakMemory(placement.device) as memory:
+            with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):
+                loss = model.loss(tokens, times=times, draws=draws).total  # type: ignore[operator]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            float(loss.detach())
+        if step:  # the first one warms up
+            seconds = min(seconds, time.perf_counter() - begin)
+            peak = max(peak, memory.peak)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    moments = sum(value.numel() * value.element_size() for value in optimizer.state().values())
+    # Both are split over the processes: rows by data parallelism.
+    per_step = seconds * config.batch / world / rows
+    return Estimate(
+        parameters=parameters,
+        trained_parameters=trained,
+        steps=config.total_steps,
+        tokens_per_step=config.batch * config.corpus.length,
+        state_bytes=4 * (2 * parameters + trained) + moments,
+        activation_bytes=int(peak * held / rows),
+        seconds_per_step=per_step,
+        total_seconds=per_step * config.total_steps,
+        device=str(placement.device),
+    )
+
+
+class _PeakMemory:
+    """The most memory in use above the start of the context: the device's counter, or samples of this process's size."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.peak = 0
+        self._counted = device.type != "cpu" and hasattr(torch.accelerator, "max_memory_allocated")
+        self._process = psutil.Process()
+        self._done = threading.Event()
+
+    def _size(self) -> int:
+        return int(torch.accelerator.memory_allocated() if self._counted else self._process.memory_info().rss)
+
+    def __enter__(self) -> _PeakMemory:
+        self._start = self._size()
+        if self._counted:
+            torch.accelerator.reset_peak_memory_stats()
+        else:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._counted:
+            self.peak = int(torch.accelerator.max_memory_allocated()) - self._start
+            return
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self.peak = max(self.peak, self._size() - self._start)

@@ -1,0 +1,123 @@
+"""A whole training run: configuration in, folder out.
+
+    OUT/run.json                the resolved configuration
+    OUT/journal.jsonl           numbers of every step; OUT/timing.jsonl has the clocks
+    OUT/checkpoints/step-N/     what resuming needs, the newest few
+    OUT/model/                  at the end: the averaged model, ready for `generate`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from convergeflow.config import RunConfig, apply_overrides, from_dict
+from convergeflow.device import choose_device
+from convergeflow.errors import UserError
+from convergeflow.training import checkpoint
+from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
+from convergeflow.training.card import write_card
+from convergeflow.training.trainer import Outcome, Trainer
+
+RUN_FILE = "run.json"
+MODEL_FOLDER = "model"
+
+# What may change when a run goes on: nothing that the steps already made depended on.
+FREE_ON_RESUME = (
+    "device", "compile", "recompute", "parallel", "accumulate", "checkpoint_every", "keep", "log_every",
+    "evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe", "tensorboard",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Where a run says what it does; the command line hands in its console."""
+
+    advance: Callable[..., None] = field(default=lambda *amount, **fields: None)
+    note: Callable[[str], None] = field(default=lambda message: None)
+    warn: Callable[[str], None] = field(default=lambda message: None)
+    prepare: Callable[[str, int, int | None], None] | None = None
+
+
+def saved_config(out: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a run to be resumed; a change that would contradict its first part is refused."""
+    path = out / RUN_FILE
+    if not path.is_file():
+        raise UserError(f"nothing to resume in {out}: there is no {RUN_FILE} (leave --resume out to start)")
+    before = from_dict(checkpoint.read_json(path))
+    after = from_dict(apply_overrides(before.to_dict(), overrides))
+    old, new = before.to_dict(), after.to_dict()
+    last = len(before.stages) - 1
+    for number, (left, right) in enumerate(zip(old["stages"], new["stages"], strict=False)):
+        for key in left:
+            if left[key] != right[key] and (key, number) != ("steps", last):
+                raise UserError(f"stages.{number}.{key} cannot change on resume; start a new run in another --out")
+    for key in old:
+        if key not in (*FREE_ON_RESUME, "stages") and old[key] != new[key]:
+            raise UserError(f"{key} cannot change on resume; start a new run in another --out")
+    return after
+
+
+def make_accelerator(config: RunConfig) -> Accelerator:
+    """The processes, the device and the number format of a configuration."""
+    placement = choose_device(config.device)
+    bf16 = placement.autocast is not None if config.precision == "auto" else config.precision == "bf16"
+    return Accelerator(
+        cpu=placement.device.type == "cpu",
+        mixed_precision="bf16" if bf16 else "no",
+        gradient_accumulation_steps=config.accumulate,
+    )
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    init_from: Path | None = None,
+    reporter: Reporter | None = None,
+    accelerator: Accelerator | None = None,
+) -> Outcome:
+    """Run a configuration into `out`; afterwards `out/model` holds the averaged model if the run was finished."""
+    reporter = reporter or Reporter()
+    if resume and init_from is not None:
+        raise UserError("--init-from starts a run and --resume goes on with one: give one of them")
+    if not resume and (out / RUN_FILE).exists():
+        raise UserError(f"{out} already holds a run: add --resume to go on with it, or choose another --out")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file, not a folder")
+    accelerator = accelerator or make_accelerator(config)
+    quiet = not accelerator.is_main_process
+    with accelerator.main_process_first():
+        corpus = open_corpus(config, None if quiet else reporter.prepare)
+    if len(corpus.train) == 0 or len(corpus.heldout) == 0:
+        raise UserError(f"corpus {corpus.name!r} has too little text for blocks of {corpus.length} tokens")
+    model = build_model(config, corpus.vocabulary)
+    introduce(model, corpus, config)
+    if init_from is not None:
+        load_weights(model, init_from)
+    silent: dict[str, Any] = {} if quiet else _calls(reporter)
+    trainer = Trainer(config, model, corpus, out, accelerator=accelerator, **silent)
+    if accelerator.is_main_process:
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_json(out / RUN_FILE, config.to_dict())
+    outcome = trainer.run(resume=resume)
+    if outcome.finished:
+        parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())
+        card = write_card(
+            config,
+            fingerprint=corpus.fingerprint,
+            parameters=parameters,
+            step=outcome.step,
+            evaluation=outcome.evaluation,
+        )
+        trainer.export(out / MODEL_FOLDER, card)
+    return outcome
+
+
+def _calls(reporter: Reporter) -> Mapping[str, Any]:
+    return {"advance": reporter.advance, "note": reporter.note, "warn": reporter.warn}

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from convergeflow.config import resolve
+from convergeflow.errors import UserError
+from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_weights_are_a_function_of_the_seed() -> None:
+    torch.manual_seed(1)
+    first = build_model(resolve("test"), 20).state_dict()
+    torch.manual_seed(2)
+    again = build_model(resolve("test"), 20).state_dict()
+    other = build_model(resolve("test", ["seed=1"]), 20).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_building_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    build_model(resolve("test"), 20)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_configuration_reaches_the_model() -> None:
+    model = build_model(
+        resolve("test", ["model.predictor=direct", "model.gate_init=0.5", "model.context_free_input=true", "recompute=true"]),
+        20,
+    )
+    assert model.config.predictor == "direct" and model.config.gate_init == 0.5 and model.config.context_free_input
+    assert model.network.backbone.recompute
+    assert model.config.schedule["loc"] == pytest.approx(4.723 - math.log(768 / 32))
+    assert build_model(resolve("test", ["model.schedule.kind=cosine"]), 20).learned_schedule is None
+
+
+def test_entropy_of_the_schedule_starts_at_the_unigram_entropy() -> None:
+    config = resolve("test")
+    corpus = open_corpus(config)
+    model = build_model(config, corpus.vocabulary)
+    introduce(model, corpus, config)
+    assert model.learned_schedule.entropy.item() == pytest.approx(corpus.unigram_entropy, abs=0.01)
+    given = resolve("test", ["model.schedule.entropy=3"])
+    introduce(model, corpus, given)
+    assert model.learned_schedule.entropy.item() == 3.0
+
+
+def test_unknown_method_and_unknown_option() -> None:
+    with pytest.raises(UserError, match="did you mean 'convergeflow'"):
+        build_model(resolve("test", ["model.method=convergflow"]), 20)
+    with pytest.raises(UserError, match="model.options.masks"):
+        build_model(resolve("test", ["model.options.masks=1"]), 20)
+
+
+def test_start_from_another_checkpoint(tmp_path: Path) -> None:
+    source = build_model(resolve("test", ["seed=3"]), 20)
+    source.save_pretrained(tmp_path / "a")
+    target = build_model(resolve("test"), 20)
+    load_weights(target, tmp_path / "a")
+    own, given = dict(target.named_parameters()), dict(source.named_parameters())
+    assert all(torch.equal(own[name], given[name]) for name in own)
+    with pytest.raises(UserError, match=r"network\.embedding\.weight is \[20, 32\] there"):
+        load_weights(build_model(resolve("test"), 21), tmp_path / "a")
+    with pytest.raises(UserError, match="lacks"):
+        load_weights(build_model(resolve("test", ["model.depth=3"]), 20), tmp_path / "a")
+    with pytest.raises(UserError, match="no model.safetensors"):
+        load_weights(target, tmp_path / "missing")
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(UserError, match="not readable"):
+        load_weights(target, tmp_path / "a")

@@ -1,0 +1,94 @@
+"""The real model on the real corpus, a few steps long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from convergeflow.config import resolve
+from convergeflow.errors import UserError
+from convergeflow.training import checkpoint
+from convergeflow.training.build import build_model
+from convergeflow.training.estimate import estimate
+from convergeflow.training.run import Reporter, saved_config, train
+
+SHORT = ["stages.0.steps=6", "stages.1.steps=4", "batch=8", "checkpoint_every=4", "evaluate_every=0", "keep=9", "device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_a_run_leaves_a_model_that_loads(tmp_path: Path) -> None:
+    from convergeflow.convergeflow import ConvergeFlowModel
+
+    outcome = train(resolve("test", SHORT), tmp_path / "run")
+    assert outcome.finished and outcome.step == 10
+    folder = tmp_path / "run" / "model"
+    checkpoint.verify(folder)
+    model = ConvergeFlowModel.from_pretrained(folder)
+    average = load_file(outcome.checkpoint / "ema.safetensors")
+    assert all(torch.equal(value, average[name]) for name, value in model.state_dict().items())
+    # Stage two trains neither table nor schedule.
+    boundary = load_file(tmp_path / "run/checkpoints/step-00000006/model.safetensors")
+    last = load_file(outcome.checkpoint / "model.safetensors")
+    for name in last:
+        frozen = "embedding.weight" in name or "learned_schedule" in name or "log_unigram" in name
+        assert torch.equal(boundary[name], last[name]) == frozen, name
+    assert "| mse | mse | 4 |" in (folder / "card.md").read_text()
+    kinds = [next(iter(set(json.loads(line)) - {"step"})) for line in (tmp_path / "run/journal.jsonl").open()]
+    assert len(kinds) == 1 + 10 + 2 * 2
+
+
+def test_stopped_and_resumed_equals_unbroken(tmp_path: Path) -> None:
+    config = resolve("test", [*SHORT, "model.dropout=0.1", "stages.0.position_noise=0.5"])
+    train(config, tmp_path / "a")
+    count: list[int] = []
+
+    def fail(*amount: object, **fields: object) -> None:
+        count.append(1)
+        if len(count) == 9:  # one call says where the run starts
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "b", reporter=Reporter(advance=fail))
+    train(saved_config(tmp_path / "b"), tmp_path / "b", resume=True)
+    assert (tmp_path / "a/journal.jsonl").read_bytes() == (tmp_path / "b/journal.jsonl").read_bytes()
+    assert (tmp_path / "a/model/model.safetensors").read_bytes() == (tmp_path / "b/model/model.safetensors").read_bytes()
+
+
+def test_what_may_change_on_resume(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    checkpoint.write_json(run / "run.json", resolve("test").to_dict())
+    assert saved_config(run, ["keep=9", "stages.1.steps=99"]).stages[1].steps == 99
+    for change, word in [("batch=8", "batch"), ("stages.0.steps=9", "stages.0.steps"), ("stages.1.lr=1", "stages.1.lr")]:
+        with pytest.raises(UserError, match=f"{word} cannot change"):
+            saved_config(run, [change])
+    with pytest.raises(UserError, match="nothing to resume"):
+        saved_config(tmp_path)
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(resolve("test", SHORT), tmp_path)
+    with pytest.raises(UserError, match="give one of them"):
+        train(resolve("test", SHORT), tmp_path, resume=True, init_from=tmp_path)
+
+
+def test_estimate_counts_what_is_there() -> None:
+    config = resolve("test", ["optimizer.name=adamw"])
+    model = build_model(config, 30)
+    cost = estimate(config, model, 30)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert cost.parameters == cost.trained_parameters == parameters
+    # Weights, average, gradients and two moments at 4 bytes, and one step counter per tensor.
+    assert cost.state_bytes == 4 * 5 * parameters + 4 * len(list(model.parameters()))
+    assert cost.steps == 50 and cost.tokens_per_step == 16 * 32
+    assert cost.total_seconds == pytest.approx(50 * cost.seconds_per_step) and cost.seconds_per_step > 0
