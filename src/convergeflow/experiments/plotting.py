@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,29 @@ STYLE: dict[str, Any] = {
 COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#e0a030", "#7b4fa3", "#5f6b73", "#00a0a0", "#b05f3c")
 
 
-def panels(number: int, *, width: float = 4.7, height: float = 3.7, columns: int = 3) -> tuple[Figure, list[Axes]]:
+@contextmanager
+def style() -> Iterator[None]:
+    """Everything drawn inside looks alike; other figures of the process are left as they are."""
+    with pyplot.rc_context(STYLE):
+        yield
+
+
+def count_axis(axes: Axes, counts: Sequence[int]) -> None:
+    """A logarithmic axis with a tick at each of a few whole numbers."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(counts), [str(count) for count in counts])
+    axes.minorticks_off()
+
+
+def panels(
+    number: int, *, width: float = 4.7, height: float = 3.7, columns: int = 3
+) -> tuple[Figure, list[Axes]]:
     """A row (or rows) of panels."""
     columns = min(number, columns)
     rows = -(-number // columns)
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(
-            rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
-        )
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
+    )
     flat = list(axes.flat)
     for spare in flat[number:]:
         spare.set_visible(False)
@@ -48,9 +64,8 @@ def panels(number: int, *, width: float = 4.7, height: float = 3.7, columns: int
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """PNG and SVG under one name."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    with pyplot.rc_context(STYLE):
-        figure.savefig(paths[0])
-        figure.savefig(paths[1], metadata={"Date": None})
+    figure.savefig(paths[0])
+    figure.savefig(paths[1], metadata={"Date": None})
     pyplot.close(figure)
     return paths
 

@@ -44,7 +44,9 @@ def _deviations(log_snr: float) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(7)
     table = toys.random_table(VOCABULARY, WIDTH, seed=1)
     # A law with strong dependence between positions: independent positions would make the statement empty.
-    log_law = (2.0 * torch.randn(VOCABULARY**LENGTH, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    log_law = (2.0 * torch.randn(VOCABULARY**LENGTH, generator=generator, dtype=torch.float64)).log_softmax(
+        -1
+    )
     at = Linear().at_gamma(torch.tensor(-log_snr, dtype=torch.float64))
     drawn = torch.multinomial(log_law.exp(), STATES, replacement=True, generator=generator)
     sequences = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=LENGTH)))[drawn]
@@ -69,7 +71,13 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
     records = [
         workspace.point(
             "proposition1",
-            {"log_snr": log_snr, "vocabulary": VOCABULARY, "length": LENGTH, "width": WIDTH, "states": STATES},
+            {
+                "log_snr": log_snr,
+                "vocabulary": VOCABULARY,
+                "length": LENGTH,
+                "width": WIDTH,
+                "states": STATES,
+            },
             lambda log_snr=log_snr: _deviations(log_snr),  # type: ignore[misc]
             label=f"posterior at log-SNR {log_snr:g}",
         )
@@ -83,15 +91,21 @@ def _worst(result: Result, name: str) -> float:
 
 
 def _factorisation(result: Result) -> Judgement:
-    return at_most(_worst(result, "factorisation"), 1e-10, what="largest difference of two posteriors, all log-SNR")
+    return at_most(
+        _worst(result, "factorisation"), 1e-10, what="largest difference of two posteriors, all log-SNR"
+    )
 
 
 def _head(result: Result) -> Judgement:
-    return at_most(_worst(result, "head"), 1e-10, what="largest difference of mu from the exact posterior mean")
+    return at_most(
+        _worst(result, "head"), 1e-10, what="largest difference of mu from the exact posterior mean"
+    )
 
 
 def _control(result: Result) -> Judgement:
-    return at_least(_worst(result, "wrong_kernel"), 0.02, what="largest difference with a kernel of half the variance")
+    return at_least(
+        _worst(result, "wrong_kernel"), 0.02, what="largest difference with a kernel of half the variance"
+    )
 
 
 def draw(result: Result, folder: Path) -> list[Path]:
@@ -110,7 +124,10 @@ def draw(result: Result, folder: Path) -> list[Path]:
     axes.text(levels[0], 2e-10, "tolerance", fontsize=8, color="grey")
     axes.set_ylim(1e-18, 30)
     plotting.label_axes(
-        axes, "log-SNR (nats)", "largest deviation from\nthe enumerated posterior", "Proposition 1, 125 sequences enumerated"
+        axes,
+        "log-SNR (nats)",
+        "largest deviation from\nthe enumerated posterior",
+        "Proposition 1, 125 sequences enumerated",
     )
     axes.legend(loc="center left", bbox_to_anchor=(0.0, 0.63))
     return plotting.save(figure, folder, "proposition1")
@@ -121,14 +138,31 @@ EXPERIMENT = Experiment(
     reference="Proposition 1",
     question="Does the token posterior factor into a context posterior and an exact Gaussian kernel?",
     claims=(
-        Claim("factorisation", "P(s_i = j | x_t) is proportional to P(s_i = j | x_t without i) times "
-              "exp(-||x_i - alpha e_j||^2 / (2 sigma^2))", "Proposition 1", _factorisation),
-        Claim("head", "with that base weight the embedding-weighted predictor is the posterior mean",
-              "Equation for mu_theta, Section 3.1", _head),
-        Claim("control", "the comparison can fail: a kernel of another variance does not factor the posterior",
-              "control of this package", _control),
+        Claim(
+            "factorisation",
+            "P(s_i = j | x_t) is proportional to P(s_i = j | x_t without i) times "
+            "exp(-||x_i - alpha e_j||^2 / (2 sigma^2))",
+            "Proposition 1",
+            _factorisation,
+        ),
+        Claim(
+            "head",
+            "with that base weight the embedding-weighted predictor is the posterior mean",
+            "Equation for mu_theta, Section 3.1",
+            _head,
+        ),
+        Claim(
+            "control",
+            "the comparison can fail: a kernel of another variance does not factor the posterior",
+            "control of this package",
+            _control,
+        ),
     ),  # fmt: skip
-    cost={"test": Cost(len(LOG_SNRS), 1), "embedded": Cost(len(LOG_SNRS), 1), "paper": Cost(len(LOG_SNRS), 1)},
+    cost={
+        "test": Cost(len(LOG_SNRS), 1),
+        "embedded": Cost(len(LOG_SNRS), 1),
+        "paper": Cost(len(LOG_SNRS), 1),
+    },
     measure=measure,
     draw_figures=draw,
 )

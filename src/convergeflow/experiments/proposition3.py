@@ -7,6 +7,7 @@ why the separation is needed.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,24 @@ def _along_flow(trajectories: int, num_steps: int) -> dict[str, Any]:
 
     grid = theorem_grid(num_steps, 0.5)[1:]
     settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="weight")
-    outcome = integrate(predictor, settings, toys.starting_noise(trajectories, 1, WIDTH, seed=2), observe=observe)
-    every = max(1, len(steps) // 40)
+    outcome = integrate(
+        predictor, settings, toys.starting_noise(trajectories, 1, WIDTH, seed=2), observe=observe
+    )
+    # The weights decide early: geometric spacing shows it.
+    shown = sorted({round(value) for value in torch.logspace(0, math.log10(len(steps)), 24).tolist()})
+    picked = [steps[index - 1] for index in shown]
     rho = _separation(table)
-    worst = max(float((rho * rest[gap > 1e-12] / gap[gap > 1e-12]).max()) for _, gap, rest in steps if (gap > 1e-12).any())
+    worst = max(
+        float((rho * rest[gap > 1e-12] / gap[gap > 1e-12]).max())
+        for _, gap, rest in steps
+        if (gap > 1e-12).any()
+    )
     return {
         "rho": rho,
         "worst_ratio": worst,
-        "t": [t for t, _, _ in steps[::every]],
-        "rest_median": [float(rest.median()) for _, _, rest in steps[::every]],
-        "rest_99": [float(rest.quantile(0.99)) for _, _, rest in steps[::every]],
+        "t": [t for t, _, _ in picked],
+        "rest_median": [float(rest.median()) for _, _, rest in picked],
+        "rest_99": [float(rest.quantile(0.99)) for _, _, rest in picked],
         "end_rest_99": float(steps[-1][2].quantile(0.99)),
         "agreement": outcome.decoded.agreements()["weight=prediction"],
     }
@@ -87,7 +96,11 @@ def _twins() -> dict[str, Any]:
     table[1] = table[0]
     w = torch.zeros(VOCABULARY, dtype=torch.float64)
     w[:2] = 0.5
-    return {"rho": _separation(table), "distance": float((w @ table - table[0]).norm()), "top_weight": float(w.max())}
+    return {
+        "rho": _separation(table),
+        "distance": float((w @ table - table[0]).norm()),
+        "top_weight": float(w.max()),
+    }
 
 
 def measure(workspace: Workspace, scale: Scale) -> Result:
@@ -97,7 +110,9 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
         "proposition3",
         scale.name,
         [
-            workspace.point("proposition3", {"part": "weights", "num": num, **size}, lambda: _on_random_weights(num)),
+            workspace.point(
+                "proposition3", {"part": "weights", "num": num, **size}, lambda: _on_random_weights(num)
+            ),
             workspace.point(
                 "proposition3",
                 {"part": "flow", "trajectories": scale.toy_trajectories, "steps": steps, **size},
@@ -114,20 +129,26 @@ def _part(result: Result, name: str) -> dict[str, Any]:
 
 def _bound(result: Result) -> Judgement:
     worst = max(_part(result, "weights")["worst_ratio"], _part(result, "flow")["worst_ratio"])
-    return at_most(worst, 1.0 + 1e-6, what="largest rho (1 - max w) / (1 - ||mu||^2/||e||^2) on random weights and flow")
+    return at_most(
+        worst, 1.0 + 1e-6, what="largest rho (1 - max w) / (1 - ||mu||^2/||e||^2) on random weights and flow"
+    )
 
 
 def _one_hot(result: Result) -> Judgement:
     flow = _part(result, "flow")
     judgement = at_most(flow["end_rest_99"], 0.02, what="99th percentile of 1 - max w at the end of the flow")
-    also = f"{judgement.evidence}; the weight and prediction rules agree at {flow['agreement']:.2%} of positions"
+    also = (
+        f"{judgement.evidence}; the weight and prediction rules agree at {flow['agreement']:.2%} of positions"
+    )
     return Judgement(decide(flow["end_rest_99"] <= 0.02 and flow["agreement"] >= 0.98, resolved=True), also)
 
 
 def _separation_needed(result: Result) -> Judgement:
     twins = _part(result, "twins")
     return at_least(
-        1.0 - twins["top_weight"], 0.02, what=f"1 - max w with two equal embeddings, ||mu - e|| = {twins['distance']:.1g}"
+        1.0 - twins["top_weight"],
+        0.02,
+        what=f"1 - max w with two equal embeddings, ||mu - e|| = {twins['distance']:.1g}",
     )
 
 
@@ -138,21 +159,38 @@ def draw(result: Result, folder: Path) -> list[Path]:
         weights["gap"], weights["rest"], ".", color=plotting.COLOURS[0], markersize=3, label="random weights"
     )
     line = [1e-12, 1.0]
-    axes[0].loglog(line, [value / weights["rho"] for value in line], color="black", linestyle=":", label="bound of the proof")
+    axes[0].loglog(
+        line,
+        [value / weights["rho"] for value in line],
+        color="black",
+        linestyle=":",
+        label="bound of the proof",
+    )
     axes[0].set_xlim(1e-12, 2)
     axes[0].set_ylim(1e-13, 30)
-    plotting.label_axes(axes[0], "1 − ‖μ‖²/‖e‖²", "1 − max_j w_j", f"All points lie below the bound (ρ = {weights['rho']:.2f})")
+    plotting.label_axes(
+        axes[0],
+        r"$1 - \Vert\mu\Vert^2 / \Vert e\Vert^2$",
+        r"$1 - \max_j w_j$",
+        f"All points lie below the bound (ρ = {weights['rho']:.2f})",
+    )
     axes[0].legend(loc="lower right")
-    remaining = [1.0 - t for t in flow["t"]]
-    floor = 1e-17
-    axes[1].loglog(
-        remaining, [max(value, floor) for value in flow["rest_median"]], "o-", color=plotting.COLOURS[0], label="median"
+    log_snr = [2 * math.log(t / (1.0 - t)) for t in flow["t"]]
+    for name, label, marker, colour in (
+        ("rest_median", "median", "o", plotting.COLOURS[0]),
+        ("rest_99", "99th percentile", "s", plotting.COLOURS[1]),
+    ):
+        # Below the rounding of 1 - w there is nothing to see.
+        visible = [(x, y) for x, y in zip(log_snr, flow[name], strict=True) if y > 1e-16]
+        axes[1].semilogy(
+            [x for x, _ in visible], [y for _, y in visible], marker=marker, color=colour, label=label
+        )
+    axes[1].axhline(1e-16, color="grey", linestyle=":", linewidth=1)
+    axes[1].text(log_snr[0], 2.5e-16, "one-hot to rounding", fontsize=8, color="grey")
+    axes[1].set_xlim(log_snr[0] - 0.3, log_snr[-1] + 0.3)
+    plotting.label_axes(
+        axes[1], "log-SNR along the flow (nats)", r"$1 - \max_j w_j$", "Weights become one-hot along the flow"
     )
-    axes[1].loglog(
-        remaining, [max(value, floor) for value in flow["rest_99"]], "s-", color=plotting.COLOURS[1], label="99th percentile"
-    )
-    axes[1].invert_xaxis()
-    plotting.label_axes(axes[1], "1 − t (noise left on the way to the data)", "1 − max_j w_j", "Weights become one-hot along the flow")
     axes[1].legend()
     return plotting.save(figure, folder, "proposition3")
 
@@ -162,12 +200,24 @@ EXPERIMENT = Experiment(
     reference="Proposition 3",
     question="Do the weights become one-hot where the prediction tends to an embedding?",
     claims=(
-        Claim("bound", "for equal norms and cosines at most 1 - rho, 1 - max w is bounded by the defect of ||mu||",
-              "Proposition 3, its proof", _bound),
-        Claim("one-hot", "along the flow the weights tend to a one-hot vector, and the token rules agree",
-              "Proposition 3", _one_hot),
-        Claim("separation", "without separation of the embeddings the statement fails", "Proposition 3, its condition",
-              _separation_needed),
+        Claim(
+            "bound",
+            "for equal norms and cosines at most 1 - rho, 1 - max w is bounded by the defect of ||mu||",
+            "Proposition 3, its proof",
+            _bound,
+        ),
+        Claim(
+            "one-hot",
+            "along the flow the weights tend to a one-hot vector, and the token rules agree",
+            "Proposition 3",
+            _one_hot,
+        ),
+        Claim(
+            "separation",
+            "without separation of the embeddings the statement fails",
+            "Proposition 3, its condition",
+            _separation_needed,
+        ),
     ),  # fmt: skip
     cost={"test": Cost(3, 1), "embedded": Cost(3, 5), "paper": Cost(3, 60)},
     measure=measure,

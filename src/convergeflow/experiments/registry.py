@@ -93,7 +93,12 @@ class Experiment:
     def draw(self, result: Result, folder: Path) -> list[Path]:
         """The figures as files, PNG first."""
         folder.mkdir(parents=True, exist_ok=True)
-        return self.draw_figures(result, folder)
+        from convergeflow.experiments import (
+            plotting,
+        )  # matplotlib is slow to import, and listing needs none of it
+
+        with plotting.style():
+            return self.draw_figures(result, folder)
 
     def judge(self, result: Result) -> dict[str, Judgement]:
         """A verdict per claim."""
@@ -114,19 +119,41 @@ def experiments() -> dict[str, Experiment]:
     """All experiments by name, theory first."""
     # Imported here: each file imports this one.
     from convergeflow.experiments import (
+        combination,
+        configurations,
+        controls,
+        convergence,
         counterexample,
+        grids,
+        objectives,
         proposition1,
         proposition3,
+        sanity,
+        shortcut,
+        systems,
         theorem1,
+        token_rules,
+        unconditional,
     )
 
     listed = (
-        proposition1.EXPERIMENT,
-        theorem1.EXPERIMENT,
-        counterexample.EXPERIMENT,
-        proposition3.EXPERIMENT,
+        proposition1,
+        theorem1,
+        counterexample,
+        proposition3,
+        convergence,
+        objectives,
+        shortcut,
+        controls,
+        combination,
+        unconditional,
+        token_rules,
+        configurations,
+        grids,
+        systems,
+        sanity,
     )
-    return {experiment.name: experiment for experiment in listed}
+    return {module.EXPERIMENT.name: module.EXPERIMENT for module in listed}
 
 
 def experiment_by_name(name: str) -> Experiment:

@@ -27,8 +27,14 @@ class Scale:
     """Tokens of a sample."""
     num_samples: int
     """Samples per point."""
+    size: str
+    """The network of every model that is trained here (`config.SIZES`)."""
     model: str | None
-    """A shipped model, a folder; none: a model trained on the spot."""
+    """The model that is sampled: a shipped one, or one in the workspace; none: trained on the spot with MSE."""
+    start: str | None
+    """The CE-trained model (LangFlow) that training experiments start from, likewise; none: trained on the spot."""
+    start_steps: int
+    """CE steps of that model, where it is trained on the spot."""
     scorer: str
     """Who scores the samples: `exact`, or a causal language model."""
     budgets: tuple[int, ...]
@@ -51,6 +57,8 @@ class Scale:
     collapse_steps: int
     """Training steps with a table that is learned with MSE alone."""
     batch: int
+    blocks: int
+    """Training blocks of a corpus that is generated."""
     objective_nfe: int
     """NFE of the samples that judge the objectives."""
 
@@ -67,7 +75,10 @@ _SCALES = {
             corpus="stories",
             length=32,
             num_samples=16,
+            size="test",
             model=None,
+            start=None,
+            start_steps=150,
             scorer="exact",
             budgets=(64, 128),
             toy_trajectories=200,
@@ -80,6 +91,7 @@ _SCALES = {
             checkpoints=2,
             collapse_steps=120,
             batch=32,
+            blocks=2000,
             objective_nfe=16,
         ),
         Scale(
@@ -87,7 +99,10 @@ _SCALES = {
             corpus="stories",
             length=64,
             num_samples=128,
+            size="small",
             model="stories-small",
+            start=None,
+            start_steps=1200,
             scorer="exact",
             budgets=(64, 128),
             toy_trajectories=1000,
@@ -100,6 +115,7 @@ _SCALES = {
             checkpoints=4,
             collapse_steps=400,
             batch=64,
+            blocks=50_000,
             objective_nfe=32,
         ),
         Scale(
@@ -107,7 +123,10 @@ _SCALES = {
             corpus="owt",
             length=1024,
             num_samples=1024,
-            model="langflow-owt",
+            size="base",
+            model="convergeflow-owt",
+            start="langflow-owt",
+            start_steps=0,
             scorer="gpt2-large",
             budgets=(64, 128),
             toy_trajectories=10000,
@@ -120,6 +139,7 @@ _SCALES = {
             checkpoints=8,
             collapse_steps=10_000,
             batch=480,
+            blocks=0,
             objective_nfe=64,
         ),
     )

@@ -1,7 +1,7 @@
 """Theorem 1: the flow of an embedding-weighted predictor ends at token embeddings, whatever its Lipschitz base weight.
 
-Toys under the linear schedule on the theorem's grid, max (t_{k+1} - t_k)/(1 - t_{k+1})^3 < delta, with N steps: the exact
-prior of one token, the exact context of two dependent tokens, and a base weight that is deliberately wrong. The
+Toys under the linear schedule on the theorem's grid, max (t_{k+1} - t_k)/(1 - t_{k+1})^3 < delta, with N steps: the
+exact prior of one token, the exact context of two dependent tokens, and a base weight that is deliberately wrong. The
 theorem fixes delta; its proof also uses delta^2 N = O(1), so the grid with delta = 1/sqrt(N) is run beside it. The
 counterexample of Proposition 2 on the same grid shows what failing looks like.
 """
@@ -47,7 +47,11 @@ def _toy(name: str) -> tuple[Predictor, int, Tensor]:
     if name == "prior":
         return toys.ToyPredictor(table, Linear(), toys.prior_base(log_prior)), 1, log_prior.exp()
     if name == "wrong":
-        return toys.ToyPredictor(table, Linear(), toys.wrong_base(VOCABULARY, WIDTH, seed=5)), 1, log_prior.exp()
+        return (
+            toys.ToyPredictor(table, Linear(), toys.wrong_base(VOCABULARY, WIDTH, seed=5)),
+            1,
+            log_prior.exp(),
+        )
     if name == "unconstrained":
         return toys.ScaledStatePredictor(table, Linear()), 1, log_prior.exp()
     raw = 1.5 * torch.randn(VOCABULARY, VOCABULARY, generator=generator, dtype=torch.float64)
@@ -60,14 +64,14 @@ def _run(name: str, grid_name: str, num_steps: int, trajectories: int) -> dict[s
     delta = THEOREM_DELTA if grid_name == "fixed" else 1.0 / math.sqrt(num_steps)
     grid = theorem_grid(num_steps, delta)
     noise = toys.starting_noise(trajectories, length, WIDTH, seed=4)
-    settings = Settings(
-        nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="prediction"
-    )
+    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="prediction")
     outcome = integrate(predictor, settings, noise)
     found = nearest(outcome.x, predictor.table)
     distance = found.distance
     end = Linear()(grid[-1])
-    left = (outcome.x - end.alpha * predictor.table[found.token]).norm(dim=-1) / (end.sigma * math.sqrt(WIDTH))
+    left = (outcome.x - end.alpha * predictor.table[found.token]).norm(dim=-1) / (
+        end.sigma * math.sqrt(WIDTH)
+    )
     outside = mean((distance > RADIUS).double().flatten().numpy())
     first = found.token[:, 0]
     share = torch.bincount(first, minlength=VOCABULARY).double() / len(first)
@@ -114,7 +118,9 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
 
 
 def _series(result: Result, toy: str, grid: str) -> list[dict[str, Any]]:
-    chosen = [record for record in result.records if record["key"]["toy"] == toy and record["key"]["grid"] == grid]
+    chosen = [
+        record for record in result.records if record["key"]["toy"] == toy and record["key"]["grid"] == grid
+    ]
     return sorted(chosen, key=lambda record: record["key"]["steps"])
 
 
@@ -153,7 +159,9 @@ def _law(result: Result) -> Judgement:
     """With the exact prior the tokens that the flow reaches follow that prior."""
     last = _series(result, "prior", "fixed")[-1]["values"]
     return below(
-        exactly(last["law_error"]), exactly(3 * last["law_noise"]), what="total variation from the prior, against 3x noise"
+        exactly(last["law_error"]),
+        exactly(3 * last["law_noise"]),
+        what="total variation from the prior, against 3x noise",
     )
 
 
@@ -171,7 +179,8 @@ def _counterexample_stays(result: Result) -> Judgement:
 def _condition(result: Result) -> Judgement:
     worst = max(record["values"]["ratio"] / record["values"]["delta"] for record in result.records)
     return Judgement(
-        Verdict.REPRODUCED if worst < 1.0 else Verdict.NOT_REPRODUCED, f"largest ratio / delta on all grids: {worst:.4f}"
+        Verdict.REPRODUCED if worst < 1.0 else Verdict.NOT_REPRODUCED,
+        f"largest ratio / delta on all grids: {worst:.4f}",
     )
 
 
@@ -183,27 +192,38 @@ def draw(result: Result, folder: Path) -> list[Path]:
             steps = [record["key"]["steps"] for record in series]
             outside = [record["values"]["outside"] for record in series]
             axes[0].plot(
-                steps, outside, linestyle=line, marker=marker, color=colour, label=label if grid == "fixed" else None
+                steps,
+                outside,
+                linestyle=line,
+                marker=marker,
+                color=colour,
+                label=label if grid == "fixed" else None,
             )
             if grid == "fixed":
                 middle = [record["values"]["distance_median"] for record in series]
                 high = [record["values"]["distance_99"] for record in series]
                 axes[1].loglog(steps, middle, marker=marker, color=colour)
                 axes[1].fill_between(steps, middle, high, color=colour, alpha=0.15, linewidth=0)
-    axes[0].set_xscale("log", base=2)
     axes[0].set_ylim(-0.04, 1.04)
     axes[0].plot([], [], color="grey", linestyle="-", label=GRIDS["fixed"])
     axes[0].plot([], [], color="grey", linestyle="--", label=GRIDS["shrinking"])
     plotting.label_axes(
-        axes[0], "steps N", f"share farther than {RADIUS} from all e_j", "Has the state arrived at an embedding?"
+        axes[0],
+        "steps N",
+        f"share farther than {RADIUS} from all $e_j$",
+        "Has the state arrived at an embedding?",
     )
     steps = [record["key"]["steps"] for record in _series(result, "prior", "fixed")]
     sigma = [1.0 - record["values"]["last_t"] for record in _series(result, "prior", "fixed")]
-    axes[1].loglog(steps, [s * math.sqrt(2 * WIDTH) for s in sigma], color="black", linestyle=":", label="σ √(2d)")
+    axes[1].loglog(
+        steps, [s * math.sqrt(2 * WIDTH) for s in sigma], color="black", linestyle=":", label="σ √(2d)"
+    )
     plotting.label_axes(
-        axes[1], "steps N", "distance to the nearest e_j", "Median and 99th percentile (δ = 0.5)"
+        axes[1], "steps N", "distance to the nearest $e_j$", "Median and 99th percentile (δ = 0.5)"
     )
     axes[1].legend(loc="lower left")
+    for panel in axes[:2]:
+        plotting.count_axis(panel, steps)
     handles, labels = axes[0].get_legend_handles_labels()
     axes[2].axis("off")
     axes[2].legend(handles, labels, loc="center left", fontsize=9.5, title="base weight f / predictor")
@@ -220,15 +240,34 @@ EXPERIMENT = Experiment(
     question="Does the flow end at token embeddings, even when the base weight f is wrong?",
     claims=(
         _claim("grid", "the grids satisfy the theorem's condition", _condition),
-        _claim("exact-prior", "x at t_N tends to an embedding: one token with its exact prior", _converges("prior")),
-        _claim("exact-context", "the same for two dependent tokens with their exact context", _converges("context")),
-        _claim("wrong-f", "the same for a wrong but Lipschitz f: errors of the predictor do not matter",
-               _converges("wrong")),
-        Claim("rate", "the normalised distance to the nearest embedding tends to that of noise, about one",
-              "Theorem 1, Figure 2a", _rate),
+        _claim(
+            "exact-prior",
+            "x at t_N tends to an embedding: one token with its exact prior",
+            _converges("prior"),
+        ),
+        _claim(
+            "exact-context",
+            "the same for two dependent tokens with their exact context",
+            _converges("context"),
+        ),
+        _claim(
+            "wrong-f",
+            "the same for a wrong but Lipschitz f: errors of the predictor do not matter",
+            _converges("wrong"),
+        ),
+        Claim(
+            "rate",
+            "the normalised distance to the nearest embedding tends to that of noise, about one",
+            "Theorem 1, Figure 2a",
+            _rate,
+        ),
         _claim("law", "with the exact prior, tokens are reached with their prior probabilities", _law),
-        Claim("contrast", "an unconstrained predictor on the same grid does not arrive",
-              "Theorem 1 against Proposition 2", _counterexample_stays),
+        Claim(
+            "contrast",
+            "an unconstrained predictor on the same grid does not arrive",
+            "Theorem 1 against Proposition 2",
+            _counterexample_stays,
+        ),
     ),  # fmt: skip
     cost={"test": Cost(24, 6), "embedded": Cost(40, 240), "paper": Cost(56, 3600)},
     measure=measure,

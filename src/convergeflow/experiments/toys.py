@@ -102,8 +102,8 @@ def prior_base(log_prior: Tensor) -> BaseWeight:
 def wrong_base(vocabulary: int, width: int, seed: int, strength: float = 3.0) -> BaseWeight:
     """A base weight that has nothing to do with any posterior, but is Lipschitz: strength times tanh of x and of t.
 
-    Along a trajectory |log f(x_t, t) - log f(x_s, s)| is bounded by a constant times |t - s|, as the theorem asks, since
-    the state moves with bounded speed under the linear schedule.
+    Along a trajectory |log f(x_t, t) - log f(x_s, s)| is bounded by a constant times |t - s|, as the theorem asks,
+    since the state moves with bounded speed under the linear schedule.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "wrong base"))
     mix = torch.randn(vocabulary, width, generator=generator, dtype=torch.float64) / math.sqrt(width)
@@ -117,11 +117,13 @@ def wrong_base(vocabulary: int, width: int, seed: int, strength: float = 3.0) ->
 
 
 def joint_base(log_joint: Tensor, table: Tensor) -> BaseWeight:
-    """f = P(token here | noisy other position) for two positions with joint law exp(log_joint) [V, V]: exact context."""
+    """f = P(token here | the noisy other position) for two positions with joint law exp(log_joint) [V, V]."""
 
     def log_base(x_t: Tensor, at: Coefficients) -> Tensor:
         kernel = spread(at.kernel, x_t)[..., 0].expand(x_t.shape[:-1])
-        evidence = kernel[..., None] * (x_t @ table.T)  # equal norms: the other term of the kernel is constant
+        evidence = kernel[..., None] * (
+            x_t @ table.T
+        )  # equal norms: the other term of the kernel is constant
         first = torch.logsumexp(log_joint[None] + evidence[:, 1, None, :], dim=-1)
         second = torch.logsumexp(log_joint.T[None] + evidence[:, 0, None, :], dim=-1)
         return torch.stack([first, second], dim=1).log_softmax(-1)

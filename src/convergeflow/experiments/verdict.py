@@ -67,33 +67,57 @@ def relative_resolution(left: Estimate, right: Estimate, tolerance: float = TOLE
     return max(TOLERANCE, tolerance, noise) if math.isfinite(noise) else math.inf
 
 
-def below(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = "") -> Judgement:
+def below(
+    left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = ""
+) -> Judgement:
     """The claim that `left` is smaller than `right`."""
     resolution = relative_resolution(left, right, tolerance)
     difference = (right.value - left.value) / (abs(right.value) or 1.0)
-    evidence = f"{what}: {show(left)} against {show(right)} ({-difference:+.1%}; this run resolves {resolution:.1%})"
+    evidence = (
+        f"{what}: {show(left)} against {show(right)} ({-difference:+.1%}; this run resolves {resolution:.1%})"
+    )
     return Judgement(decide(difference > 0, resolved=abs(difference) > resolution), evidence, paper)
 
 
-def equal(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = "") -> Judgement:
+def lower(
+    left: Estimate, right: Estimate, *, what: str, resolution: float = TOLERANCE, paper: str = ""
+) -> Judgement:
+    """The claim that `left` is smaller, where differences matter and not ratios (entropies in nats)."""
+    difference = left.value - right.value
+    noise = 2.0 * math.hypot(left.se, right.se)
+    resolution = max(resolution, noise) if math.isfinite(noise) else math.inf
+    evidence = (
+        f"{what}: {show(left)} against {show(right)} ({difference:+.3f}; this run resolves {resolution:.3f})"
+    )
+    return Judgement(decide(difference < 0, resolved=abs(difference) > resolution), evidence, paper)
+
+
+def equal(
+    left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = ""
+) -> Judgement:
     """The claim that two numbers agree within the tolerance; a run that cannot resolve the tolerance says so."""
     tolerance = max(TOLERANCE, tolerance)
     scale = abs(right.value) or 1.0
     difference = abs(left.value - right.value) / scale
     noise = 2.0 * math.hypot(left.se, right.se) / scale
-    evidence = f"{what}: {show(left)} against {show(right)} (apart by {difference:.1%}, tolerance {tolerance:.1%}, noise {noise:.1%})"
+    apart = f"apart by {difference:.1%}, tolerance {tolerance:.1%}, noise {noise:.1%}"
+    evidence = f"{what}: {show(left)} against {show(right)} ({apart})"
     resolved = noise <= tolerance or difference > tolerance + noise
     return Judgement(decide(difference <= tolerance, resolved=resolved), evidence, paper)
 
 
 def at_most(value: float, bound: float, *, what: str, paper: str = "") -> Judgement:
     """The claim that a number without sampling error stays below a bound."""
-    return Judgement(decide(value <= bound, resolved=True), f"{what}: {value:.3g} (at most {bound:.3g})", paper)
+    return Judgement(
+        decide(value <= bound, resolved=True), f"{what}: {value:.3g} (at most {bound:.3g})", paper
+    )
 
 
 def at_least(value: float, bound: float, *, what: str, paper: str = "") -> Judgement:
     """The claim that a number without sampling error reaches a bound."""
-    return Judgement(decide(value >= bound, resolved=True), f"{what}: {value:.3g} (at least {bound:.3g})", paper)
+    return Judgement(
+        decide(value >= bound, resolved=True), f"{what}: {value:.3g} (at least {bound:.3g})", paper
+    )
 
 
 def every(judgements: list[Judgement], *, what: str, paper: str = "") -> Judgement:
@@ -105,7 +129,9 @@ def every(judgements: list[Judgement], *, what: str, paper: str = "") -> Judgeme
     yes = sum(judgement.verdict == Verdict.REPRODUCED for judgement in judgements)
     no = sum(judgement.verdict == Verdict.NOT_REPRODUCED for judgement in judgements)
     open_ = len(judgements) - yes - no
-    counts = f"{what}: {yes} of {len(judgements)} comparisons agree, {no} contradict, {open_} are not resolved"
+    counts = (
+        f"{what}: {yes} of {len(judgements)} comparisons agree, {no} contradict, {open_} are not resolved"
+    )
     details = "; ".join(judgement.evidence for judgement in judgements[:4])
     verdict = Verdict.NOT_TESTABLE
     if yes and not no:

@@ -1,6 +1,7 @@
 """The folder of a reproduction: one JSON record per measured point, so that a stopped run goes on where it was.
 
     records/<kind>/<name>-<hash>.json    what was asked (`key`), what came out (`values`), how long it took
+    samples/<hash>.npz                   the samples behind a record
     models/<name>/                       models trained for an experiment
     figures/                             PNG and SVG
 
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from convergeflow.errors import ConvergeFlowError
 
@@ -93,19 +96,25 @@ class Workspace:
         return self.folder / "models" / name
 
     def point(
-        self, kind: str, key: dict[str, Any], compute: Callable[[], dict[str, Any]], *, label: str = ""
+        self,
+        kind: str,
+        key: dict[str, Any],
+        compute: Callable[[], dict[str, Any]],
+        *,
+        label: str = "",
+        usable: Callable[[dict[str, Any]], bool] = lambda values: True,
     ) -> dict[str, Any]:
-        """The record of a point: read if it is there, computed and kept otherwise."""
+        """The record of a point: read if it is there and `usable`, computed and kept otherwise."""
         key = json.loads(json.dumps(key))
         path = self._path(kind, key)
         label = label or _slug(key).replace("-", " ")
         kept = read_record(path, key)
-        if kept is not None:
+        if kept is not None and usable(kept["values"]):
             self.progress.count(label, kept["seconds"], reused=True)
             return kept
         started = time.perf_counter()
         values = compute()
-        record = {
+        record: dict[str, Any] = {
             "kind": kind,
             "label": label,
             "key": key,
@@ -116,14 +125,23 @@ class Workspace:
         self.progress.count(label, record["seconds"], reused=False)
         return json.loads(json.dumps(record))  # type: ignore[no-any-return]
 
+    def sample_store(self, key: dict[str, Any]) -> SampleStore:
+        """Where the samples of a point lie."""
+        return SampleStore(self.folder / "samples" / f"{_digest(key)}.npz")
+
     def _path(self, kind: str, key: dict[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-        return self.folder / "records" / kind / f"{_slug(key)}-{digest}.json"
+        return self.folder / "records" / kind / f"{_slug(key)}-{_digest(key)}.json"
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _slug(key: dict[str, Any]) -> str:
     """A readable part of a file name: the short values of a key."""
-    words = [str(value) for value in key.values() if isinstance(value, (str, int, float)) and len(str(value)) <= 24]
+    words = [
+        str(value) for value in key.values() if isinstance(value, (str, int, float)) and len(str(value)) <= 24
+    ]
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(words[:4]).lower()).strip("-")[:60] or "point"
 
 
@@ -144,5 +162,28 @@ def read_record(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     except ValueError:
         return None
     if not isinstance(record, dict) or record.get("key") != key:
-        raise ConvergeFlowError(f"{path} holds a record of another point; remove it or give another --out folder")
+        raise ConvergeFlowError(
+            f"{path} holds a record of another point; remove it or give another --out folder"
+        )
     return record
+
+
+class SampleStore:
+    """Arrays of one sampling run in an npz file, with facts about it in a JSON file beside."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        if not (self.path.is_file() and self.path.with_suffix(".json").is_file()):
+            return None
+        with np.load(self.path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(self.path.with_suffix(".json").read_text(encoding="utf-8"))
+
+    def write(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f".{os.getpid()}-{self.path.name}")
+        np.savez_compressed(beside, **arrays)
+        os.replace(beside, self.path)
+        write_json(self.path.with_suffix(".json"), facts)

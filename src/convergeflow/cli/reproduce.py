@@ -1,0 +1,78 @@
+"""`convergeflow reproduce`: every table, figure and statement of the paper as a command."""
+
+from __future__ import annotations
+
+import typer
+
+
+def reproduce(
+    name: str | None = typer.Argument(
+        None, metavar="[NAME|all]", help="An experiment by name, or all of them."
+    ),
+    scale: str = typer.Option(
+        "test",
+        "--scale",
+        help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper.",
+    ),
+    out: str = typer.Option("reproduction", "--out", help="Folder for records, figures and the report."),
+    show: bool = typer.Option(False, "--list", help="List the experiments with their cost and stop."),
+    as_json: bool = typer.Option(False, "--json", help="Print the list, or the verdicts, as JSON."),
+) -> None:
+    """Measure what the paper claims, and judge each claim by what was measured.
+
+    Writes one record per measured point, figures, and report.html and report.md with a verdict per claim. A stopped run
+    goes on where it was when the same command is given again.
+
+    Example:
+      convergeflow reproduce --list
+      convergeflow reproduce theorem1 --out theory
+      convergeflow reproduce all --scale embedded --out results
+    """
+    from convergeflow.cli import console
+    from convergeflow.errors import UserError
+    from convergeflow.experiments.registry import experiment_by_name, experiments
+    from convergeflow.experiments.scale import SCALES, scale_by_name
+    from convergeflow.experiments.workspace import Workspace, readable
+
+    if show:
+        listed = [experiment.describe() for experiment in experiments().values()]
+        if as_json:
+            console.print_json(listed)
+            return
+        columns = ("name", "reference", *SCALES)
+        console.print_table(
+            columns,
+            [
+                [
+                    entry["name"],
+                    entry["reference"],
+                    *(readable(entry["cost"][size]["seconds"]) for size in SCALES),
+                ]
+                for entry in listed
+            ],
+        )
+        return
+    if name is None:
+        raise UserError("name an experiment or all (convergeflow reproduce --list shows them)")
+    sizes = scale_by_name(scale)
+    chosen = list(experiments().values()) if name == "all" else [experiment_by_name(name)]
+
+    from convergeflow.experiments.report import counts
+    from convergeflow.experiments.report import reproduce as run
+
+    workspace = Workspace(out, note=console.note)
+    finished = run(chosen, workspace, sizes)
+    if as_json:
+        console.print_json(
+            {"scale": scale, "verdicts": counts(finished), "experiments": [d.describe() for d in finished]}
+        )
+        return
+    console.print_table(
+        ("experiment", "claim", "verdict"),
+        [
+            [done.experiment.name, claim, str(judgement.verdict)]
+            for done in finished
+            for claim, judgement in done.judgements.items()
+        ],
+    )
+    print(f"report: {workspace.folder / 'report.html'}")

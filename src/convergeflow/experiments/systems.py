@@ -1,0 +1,187 @@
+"""All systems in one table and figure: Gen. PPL against entropy, at the data's entropy where reached (Figure 1).
+
+Every model that ships with the package (or lies in the workspace) and speaks the corpus' vocabulary is sampled through
+the one protocol that all systems follow; nothing here knows a system by name but ours, whose curve is that of
+configuration C.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from convergeflow.experiments import models, paper, plotting, trade_off
+from convergeflow.experiments.bench import Bench, seeds_of
+from convergeflow.experiments.registry import Claim, Cost, Experiment, Result, Table
+from convergeflow.experiments.scale import LANGUAGE_SCALES, Scale
+from convergeflow.experiments.trade_off import by_scale
+from convergeflow.experiments.verdict import Judgement, below, equal, exactly, measured, not_testable
+from convergeflow.experiments.workspace import Workspace
+from convergeflow.zoo import load_model, shipped_models
+
+OURS = "ConvergeFlow"
+NFE = 64
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    bench = Bench(workspace, scale)
+    strengths = by_scale(scale, test=(20.0, 40.0), embedded=(20.0, 30.0, 40.0))
+    rows = [row for row in paper.rows("tab:guidance_nfe64") if row.configuration == "C"]
+    records = [
+        {**bench.row(row), "system": OURS, "curve": OURS, "order": order}
+        for order, row in enumerate(trade_off.pick(rows, "scg", strengths))
+    ]
+    for name in _others(bench):
+        records.append({**_rival(bench, name), "system": name})
+    real = bench.real_text()["values"]
+    points = trade_off.points_of([record for record in records if record["system"] == OURS])
+    return Result(
+        "systems",
+        scale.name,
+        records,
+        {"real": real, "at_data_entropy": paper.gen_ppl_at_entropy(points, real["entropy"])},
+    )
+
+
+def _others(bench: Bench) -> list[str]:
+    """Models of other systems that speak this corpus."""
+    folder = bench.workspace.folder / "models"
+    local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
+    if bench.scale.name == "test":
+        return local  # shipped models are larger than this scale allows
+    return [name for name in [*shipped_models(), *local] if name != bench.scale.model]
+
+
+def _rival(bench: Bench, name: str) -> dict[str, Any]:
+    kept = models.found(bench.workspace, name)
+    scale = bench.scale
+    key = {"system": name, "model": kept.weights, "n": scale.num_samples, "length": scale.length, "nfe": NFE}
+
+    def compute() -> dict[str, Any]:
+        model = load_model(kept.folder)
+        if model.config.vocabulary != bench.reference.vocabulary:
+            return {"skipped": "another vocabulary"}
+        drawn = model.sample(scale.num_samples, scale.length, seeds=seeds_of(scale.num_samples), nfe=NFE)
+        return {**bench.score(drawn.ids.numpy()), "method": model.method, "nfe_counted": drawn.nfe}
+
+    return bench.workspace.point("systems", key, compute, label=f"system {name}")
+
+
+def _usable(result: Result) -> list[dict[str, Any]]:
+    return [record for record in result.records if "gen_ppl" in record["values"]]
+
+
+def _headline(result: Result) -> Judgement:
+    said = paper.statements()
+    found = result.values["at_data_entropy"]
+    if found is None:
+        return not_testable(
+            "the measured curve does not reach the data's entropy", f"{said['headline_gen_ppl']} at 5.44"
+        )
+    errors = [record["values"]["gen_ppl_se"] for record in _usable(result) if record["system"] == OURS]
+    return equal(
+        measured({"gen_ppl": found, "gen_ppl_se": max(errors)}, "gen_ppl"),
+        exactly(said["headline_gen_ppl"]),
+        what="Gen. PPL at the data's entropy",
+        paper=f"{said['headline_gen_ppl']} at {said['headline_entropy']}",
+    )
+
+
+def _best(result: Result) -> Judgement:
+    rivals = [record for record in _usable(result) if record["system"] != OURS]
+    if not rivals:
+        return not_testable("no other system ships for this corpus yet", "33.17 against 60.09 (LangFlow)")
+    ours = min(
+        (r for r in _usable(result) if r["system"] == OURS), key=lambda record: record["values"]["gen_ppl"]
+    )
+    best = min(rivals, key=lambda record: record["values"]["gen_ppl"])
+    return below(
+        measured(ours["values"], "gen_ppl"),
+        measured(best["values"], "gen_ppl"),
+        what=f"lowest Gen. PPL of ConvergeFlow against {best['system']}",
+        paper="33.17 against 60.09 (LangFlow)",
+    )
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    figure, (theirs, ours) = plotting.panels(2, width=5.4, height=4.2)
+    for index, system in enumerate(paper.systems()):
+        if system.gen_ppl is None:
+            continue
+        mine = system.name == OURS
+        theirs.plot([system.entropy], [system.gen_ppl], "*" if mine else "o", markersize=12 if mine else 6,
+                    color=plotting.COLOURS[index % len(plotting.COLOURS)])  # fmt: skip
+        left = system.entropy > 5.6
+        # Two pairs of systems lie close together; their names go to opposite sides.
+        above = {"MDLM": 7, "SEDD Absorb": -11, "LangFlow": -11, "FLM": 7}.get(system.name, -3)
+        theirs.annotate(system.name, (system.entropy, system.gen_ppl), xytext=(-7 if left else 8, above),
+                        textcoords="offset points", fontsize=8.5, ha="right" if left else "left")  # fmt: skip
+    theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":")
+    theirs.set_xlim(5.3, 5.68)
+    theirs.set_yscale("log")
+    trade_off.plain_logarithm(theirs)
+    curve = [record for record in _usable(result) if record["system"] == OURS]
+    points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(curve)]
+    errors = [(r["values"]["entropy_se"], r["values"]["gen_ppl_se"]) for r in curve]
+    plotting.trade_off(ours, points, label=f"{OURS}, C", colour=plotting.COLOURS[0], errors=errors)
+    for index, record in enumerate((r for r in _usable(result) if r["system"] != OURS), start=1):
+        values = record["values"]
+        ours.errorbar([values["entropy"]], [values["gen_ppl"]], xerr=[values["entropy_se"]],
+                      yerr=[values["gen_ppl_se"]], marker="s^Dvph"[index % 6], capsize=2, linestyle="",
+                      color=plotting.COLOURS[index % 8], label=record["system"])  # fmt: skip
+    real = result.values["real"]
+    ours.axvline(real["entropy"], color="grey", linestyle=":")
+    ours.plot([real["entropy"]], [real["gen_ppl"]], "k*", markersize=10, label="real text")
+    ours.set_yscale("log")
+    trade_off.plain_logarithm(ours)
+    plotting.label_axes(
+        theirs, "unigram entropy (nats)", "Gen. PPL (GPT-2 Large)", "Paper (dotted: the data's entropy)"
+    )
+    plotting.label_axes(ours, "unigram entropy (nats)", "Gen. PPL", f"This run ({result.scale})")
+    ours.legend(loc="best")
+    return plotting.save(figure, folder, "systems")
+
+
+def tabulate(result: Result) -> list[Table]:
+    published = [(s.name, s.family, s.gen_ppl, s.entropy, s.parameters) for s in paper.systems()]
+    rows = [
+        (r["system"], r["label"], r["values"]["gen_ppl"], r["values"]["gen_ppl_se"], r["values"]["entropy"],
+         r["values"].get("valid"))
+        for r in _usable(result)
+    ]  # fmt: skip
+    real = result.values["real"]
+    rows.append(("real text", "", real["gen_ppl"], real["gen_ppl_se"], real["entropy"], real.get("valid")))
+    found = result.values["at_data_entropy"]
+    rows.append((OURS, "interpolated at the data's entropy", found, None, real["entropy"], None))
+    return [
+        Table("Paper (OpenWebText, GPT-2 Large)", ("system", "family", "PPL", "H", "size"), published),
+        Table("This run", ("system", "setting", "PPL", "±", "H", "valid"), rows),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="systems",
+    reference="Figure 1; Table 1",
+    question="Where does each system stand in Gen. PPL against entropy?",
+    claims=(
+        Claim(
+            "headline",
+            "Gen. PPL 33.17 at the data's entropy 5.44",
+            "Table 1",
+            _headline,
+            scales=("paper",),
+            needs="OpenWebText, the paper's checkpoint and GPT-2 Large",
+        ),
+        Claim(
+            "best",
+            "ConvergeFlow has a lower Gen. PPL than the other continuous systems",
+            "Table 1",
+            _best,
+            scales=LANGUAGE_SCALES,
+        ),
+    ),  # fmt: skip
+    cost={"test": Cost(3, 2), "embedded": Cost(8, 120), "paper": Cost(20, 20 * 1800)},
+    measure=measure,
+    draw_figures=draw,
+    tabulate=tabulate,
+)
