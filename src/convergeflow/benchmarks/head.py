@@ -1,0 +1,151 @@
+"""The vocabulary head alone: fused against plain, forward and forward + backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from convergeflow.benchmarks import measure
+from convergeflow.model import head
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Positions, width and vocabulary."""
+
+    rows: int
+    width: int
+    vocabulary: int
+
+
+SHAPES = {"small": Shape(2048, 256, 8192), "paper": Shape(1024, 768, 50257)}
+
+
+class Case:
+    """The operands of a head and the ways to run it."""
+
+    def __init__(self, shape: Shape) -> None:
+        rng = torch.Generator().manual_seed(0)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, generator=rng)
+
+        self.shape = shape
+        self.h = normal(shape.rows, shape.width)
+        self.weight = normal(shape.vocabulary, shape.width) * shape.width**-0.5
+        self.bias = normal(shape.vocabulary) * 0.1
+        self.table = functional.normalize(normal(shape.vocabulary, shape.width), dim=-1) * shape.width**0.5
+        # Noise levels across the whole schedule, from nearly uniform weights to nearly one-hot ones.
+        tokens = torch.randint(shape.vocabulary, (shape.rows,), generator=rng)
+        gamma = torch.linspace(2.6, 12.0, shape.rows, dtype=torch.float64)
+        alpha, sigma = torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt()
+        self.x = alpha[:, None].float() * self.table[tokens] + sigma[:, None].float() * normal(shape.rows, shape.width)
+        self.kernel = alpha / sigma**2
+        self.pull = normal(shape.rows, shape.width)
+
+    def fused(self) -> Tensor:
+        return head.weigh(self.h, self.weight, self.bias, self.x, self.kernel, self.table).mu
+
+    def plain_float64(self) -> Tensor:
+        return self._plain(self.kernel)
+
+    def plain_float32(self) -> Tensor:
+        return self._plain(self.kernel.float())
+
+    def _plain(self, kernel: Tensor) -> Tensor:
+        logits = functional.linear(self.h, self.weight, self.bias) + kernel[:, None] * (self.x @ self.table.T)
+        return functional.softmax(logits.float(), dim=-1) @ self.table
+
+    def learn(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients for h, weight and bias, as in training with a frozen table."""
+        leaves = (self.h, self.weight, self.bias)
+        for leaf in leaves:
+            leaf.requires_grad_()
+        try:
+            with torch.enable_grad():
+                return torch.autograd.grad(forward(), leaves, self.pull)  # type: ignore[return-value]
+        finally:
+            for leaf in leaves:
+                leaf.requires_grad_(False)
+
+    def named(self) -> dict[str, Callable[[], Any]]:
+        """Every contestant by name."""
+        return {
+            "plain_float64": self.plain_float64,
+            "plain_float32": self.plain_float32,
+            "fused": self.fused,
+            "train_plain": lambda: self.learn(self.plain_float32),
+            "train_fused": lambda: self.learn(self.fused),
+        }
+
+
+@torch.no_grad()
+def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]:
+    """Times, memory and accuracy of one shape."""
+    case = Case(shape)
+    cases = case.named()
+    if not backward:
+        cases = {name: call for name, call in cases.items() if not name.startswith("train")}
+    seconds = measure.alternate({**cases, measure.GEMM: measure.gemm_case()}, repeats)
+    time = {name: median(values) for name, values in seconds.items()}
+    extra = {
+        name: measure.in_fresh_process("head", shape=vars(shape), contestant=name)["extra_mb"] for name in cases
+    }
+    peak = measure.gemm_rate(seconds[measure.GEMM])
+    flops = measure.head_flops(shape.rows, shape.width, shape.vocabulary)
+    record: dict[str, Any] = {
+        "shape": vars(shape),
+        "speedup_vs_plain_float64": time["plain_float64"] / time["fused"],
+        "speedup_vs_plain_float32": time["plain_float32"] / time["fused"],
+        "extra_mb": extra["fused"],
+        "plain_extra_mb": extra["plain_float32"],
+        "plain_float64_extra_mb": extra["plain_float64"],
+        "gemm_peak_fraction": flops / time["fused"] / peak,
+        "gemm_gflops": peak / 1e9,
+        "value_error": _relative(case.fused(), case.plain_float64()),
+    }
+    if backward:
+        # Beyond the gradient of the weights, which both must return.
+        gradient_mb = case.weight.numel() * 4 / 2**20
+        beyond = {name: extra[name] - gradient_mb for name in ("train_fused", "train_plain")}
+        done = case.learn(case.fused)
+        errors = [_relative(*pair) for pair in zip(done, case.learn(case.plain_float32), strict=True)]
+        record |= {
+            "train_speedup_vs_plain": time["train_plain"] / time["train_fused"],
+            "train_extra_mb": beyond["train_fused"],
+            "plain_train_extra_mb": beyond["train_plain"],
+            "train_gemm_peak_fraction": _training_flops(shape) / time["train_fused"] / peak,
+            "gradient_error": max(errors),
+        }
+    record |= {"seconds": time, "repeats": repeats, "machine": measure.machine()}
+    return record
+
+
+def _training_flops(shape: Shape) -> float:
+    """Forward 3, backward 3, and 2 more for every tile that is made again instead of kept."""
+    cells = shape.rows * shape.vocabulary
+    kept = min(1.0, head.KEEP_BYTES / (4 * cells))
+    products = 6 + 2 * (1 - kept)
+    return measure.head_flops(shape.rows, shape.width, shape.vocabulary, products=1) * products
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """Largest difference relative to the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@torch.no_grad()
+def memory(shape: dict[str, int], contestant: str) -> dict[str, float]:
+    """Memory that one run needs beyond its operands (called in a fresh process)."""
+    tiny = Case(Shape(8, shape["width"], 64))
+    tiny.named()[contestant]()  # loads libraries and starts threads
+    case = Case(Shape(**shape))
+    with measure.PeakMemory() as watch:
+        case.named()[contestant]()
+    return {"extra_mb": watch.extra}
