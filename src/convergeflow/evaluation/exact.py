@@ -64,7 +64,7 @@ def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> Exa
     valid = np.isfinite(clean)
     entropy = law.block_entropy(length) / length
     clean_mean, smoothed_mean = mean(clean[valid] / length), mean(smoothed / length)
-    groups = groups_of(num, at_most=12)
+    groups = groups_of(num, at_most=10)
     facts = [law.facts_kept(ids[part])["all"] for part in groups]
     counts = [law.slot_counts(ids[part]) for part in groups]
     marginals = law.slot_marginals()

@@ -6,16 +6,20 @@ prepared corpus: their law writes fresh ones from a fixed seed.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from convergeflow.data.corpus import Corpus
+from convergeflow.data.fetch import cache_dir
 from convergeflow.data.stories import StoriesLaw, stories_law
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
-from convergeflow.errors import UserError
+from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.randomness import derive_seed
 
 STATISTICS_BLOCKS = 4096
@@ -76,8 +80,10 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
     )
 
 
-def stories_reference(num: int, length: int, *, seed: int = 0) -> Reference:
-    """Fresh stories from the law; no training text to overlap with."""
+def stories_reference(
+    num: int, length: int, *, seed: int = 0, training: NDArray[Any] | None = None
+) -> Reference:
+    """Fresh stories from the law; `training` blocks are needed only for the overlap with them."""
     law = stories_law()
     rng = np.random.default_rng(derive_seed(seed, "reference", "stories"))
     return Reference(
@@ -88,6 +94,50 @@ def stories_reference(num: int, length: int, *, seed: int = 0) -> Reference:
         stories_tokenizer(),
         law.sample(rng, num, length),
         law.sample(rng, min(max(4 * num, 256), STATISTICS_BLOCKS), length),
-        None,
+        training,
         law,
     )
+
+
+def find_reference(
+    corpus: str | None, tokenizer: Tokenizer | None, num: int, length: int, say: Callable[[str], None]
+) -> Reference | None:
+    """The real text for samples: a corpus by name or folder, or else one that has the samples' own tokenizer.
+
+    None where nothing fits; `say` hears which was taken.
+    """
+    if corpus is not None and (Path(corpus) / "manifest.json").is_file():
+        return corpus_reference(Corpus.open(corpus), num, length)
+    prepared = [entry for entry in prepared_corpora() if entry.length >= length]
+    ours = stories_tokenizer().sha256
+    if corpus == "stories" or (corpus is None and tokenizer is not None and tokenizer.sha256 == ours):
+        written = [entry for entry in prepared if entry.name == "stories" and entry.length == length]
+        training = max(written, key=lambda entry: len(entry.train)).train if written else None
+        if training is None:
+            say("no prepared stories of this length on this machine: the overlap with training text is left out")
+        return stories_reference(num, length, training=training)
+    fitting = [
+        entry
+        for entry in prepared
+        if entry.name == corpus
+        or (corpus is None and tokenizer is not None and entry.manifest["tokenizer"]["sha256"] == tokenizer.sha256)
+    ]
+    if fitting:
+        chosen = min(fitting, key=lambda entry: (entry.length, -len(entry.train)))
+        say(f"real text: {chosen.name}, blocks of {chosen.length} ({chosen.folder})")
+        return corpus_reference(chosen, num, length)
+    if corpus is not None:
+        raise UserError(
+            f"no prepared corpus {corpus!r} with blocks of at least {length} tokens: "
+            f"convergeflow prepare {corpus} --length {length}, or give its folder"
+        )
+    return None
+
+
+def prepared_corpora() -> list[Corpus]:
+    """Every whole corpus in the cache folder."""
+    found = []
+    for manifest in sorted((cache_dir() / "corpora").glob("*/manifest.json")):
+        with contextlib.suppress(ConvergeFlowError):
+            found.append(Corpus.open(manifest.parent))
+    return found

@@ -1,0 +1,90 @@
+"""`convergeflow evaluate` end to end on a tiny model: records, files, protocols, mistakes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from convergeflow.cli.main import main
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
+
+import scorer_stand_ins
+from tiny_model import saved_word_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_word_model(tmp_path_factory.mktemp("evaluate") / "words")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path / "cache"))
+
+
+def test_json_record_of_a_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "record.json"
+    arguments = ["evaluate", str(model), "--num", "8", "--nfe", "6", "--bound", "2", "--json", "--out", str(out)]
+    assert main(arguments) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {"gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "n", "nfe", "protocol", "valid"} <= set(record)
+    assert record["n"] == 8 and record["nfe"] == 6 and record["protocol"] == "ours-1" and record["scorer"] == "exact"
+    assert record["gen_ppl"] > record["real"]["gen_ppl"] and record["likelihood"]["kl_at_most"] > 0
+    assert record["model"]["method"] == "convergeflow" and len(record["model"]["weights"]) == 16
+    assert json.loads(out.read_text()) == record
+    assert main(["inspect", str(out)]) == 0
+    assert "Gen. PPL" in capsys.readouterr().out
+
+
+def test_a_sample_file_scores_like_the_samples_themselves(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "samples.jsonl"
+    assert main(["evaluate", str(model), "--num", "6", "--nfe", "4", "--keep", str(kept), "--json"]) == 0
+    direct = json.loads(capsys.readouterr().out)
+    assert main(["evaluate", "--samples", str(kept), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["gen_ppl"] == direct["gen_ppl"] and again["model"]["weights"] == direct["model"]["weights"]
+    assert again["nfe"] == 4 and again["sampling"] == direct["sampling"]
+
+
+def test_all_protocols_in_one_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scorer = scorer_stand_ins.random_gpt2(tmp_path / "gpt2")
+    kept = tmp_path / "samples.jsonl"
+    assert main(["generate", "--model", str(model), "--num", "3", "--nfe", "2", "--out", str(kept)]) == 0
+    capsys.readouterr()
+    arguments = ["evaluate", "--samples", str(kept), "--scorer", str(scorer), "--protocol", "all"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    for name in ("ours-1", "convergeflow-2026", "langflow-2026", "duo-2026", "elf-2026"):
+        assert name in text
+    assert main([*arguments, "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)["records"]
+    assert len({record["gen_ppl"] for record in records}) >= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--protocol", "duo"], "did you mean 'duo-2026'"),
+        (["--scorer", "exakt"], "did you mean 'exact'"),
+        (["--set", "temperature=0.9"], "has no control 'temperature'"),
+        (["--corpus", "sotu"], "convergeflow prepare sotu"),
+        (["--nfe", "0"], "nfe"),
+    ],
+)
+def test_mistakes_are_one_line(
+    model: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(model), "--num", "2", "--nfe", "2", *arguments]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1].startswith("error: ") and expected.lower() in said[-1].lower()
+
+
+def test_options_without_effect_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--samples", str(tmp_path / "x.jsonl"), "--nfe", "8"]) == 2
+    assert "no effect" in capsys.readouterr().err
