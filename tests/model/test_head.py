@@ -203,6 +203,14 @@ def test_shared_scores_change_nothing() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_kernel_scores_in_tiles(cutting: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    if cutting:
+        monkeypatch.setattr(head, "CPU_TILE", cutting["tile"])
+    parts = operands(torch.float64, num=8)
+    x = parts["x"].reshape(2, 4, -1)
+    torch.testing.assert_close(kernel_scores(x, parts["table"]), x @ parts["table"].T)
+
+
 def test_huge_logits_stay_finite() -> None:
     """A strong kernel moves logits by far more than exp can hold, rising and falling over the tiles."""
     parts = operands(torch.float32)

@@ -137,8 +137,18 @@ def logits(
 def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
     """The inner products <x, e_j>, [..., V]: the part of the logits that a sampling step's passes share."""
     dtype = _arithmetic(table)
+    x, table = x.to(dtype), table.to(dtype)
     with _no_autocast(table), exact_products():
-        return x.to(dtype) @ table.to(dtype).T
+        if torch.is_grad_enabled() and (x.requires_grad or table.requires_grad):
+            return x @ table.T
+        flat = x.reshape(-1, x.shape[-1])
+        grid = _Grid(flat.shape[0], table.shape[0], None, table.device)
+        # Rows on cache lines, and tiles: one wide product with 50,257 columns runs at two thirds of the speed.
+        out = _aligned_empty(flat.shape[0], table.shape[0], table)
+        for rows in grid.row_blocks():
+            for tokens in grid.token_tiles():
+                torch.mm(flat[rows], table[tokens].T, out=out[rows, tokens])
+    return out.view(*x.shape[:-1], -1)
 
 
 @torch.no_grad()
@@ -494,7 +504,7 @@ class _Kept:
         if size > self.budget:
             return None
         self.budget -= size
-        return like.new_empty(height * _aligned(width)).view(height, -1)[:, :width]
+        return _aligned_empty(height, width, like)
 
 
 class _Grid:
@@ -517,7 +527,7 @@ class _Grid:
         height, width = rows.stop - rows.start, tokens.stop - tokens.start
         size = height * _aligned(width)
         if like.device.type != "cpu":
-            return like.new_empty(size).view(height, -1)[:, :width]
+            return _aligned_empty(height, width, like)
         # Fresh pages cost a CPU more than the arithmetic on them, so each thread holds on to its two buffers.
         held: Tensor | None = getattr(_workspace, f"tile{which}", None)
         if held is None or held.dtype != like.dtype or held.numel() < size:
@@ -532,6 +542,10 @@ _workspace = threading.local()
 def _aligned(width: int) -> int:
     """Columns to reserve per row: matrix products are up to 1.5 times faster when rows start on cache lines."""
     return -(-width // 16) * 16
+
+
+def _aligned_empty(height: int, width: int, like: Tensor) -> Tensor:
+    return like.new_empty(height, _aligned(width))[:, :width]
 
 
 def _exponentiate(tile: Tensor, shift: Tensor) -> Tensor:
