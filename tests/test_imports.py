@@ -38,9 +38,9 @@ MAY_IMPORT = {
     "baselines": BELOW_FRONT | {"convergeflow"},  # LangFlow is our network under its own objective
     "training": MODELS,
     "zoo": MODELS | {"training"},
-    "evaluation": MODELS | {"zoo"},
+    "evaluation": MODELS | {"zoo", "__init__"},
     "interop": BELOW_FRONT | {"convergeflow"},
-    "experiments": MODELS | {"training", "zoo", "evaluation"},
+    "experiments": MODELS | {"training", "zoo", "evaluation", "__init__"},
     "benchmarks": MODELS | {"training", "zoo"},
     "cli": MODELS
     | {"training", "zoo", "evaluation", "interop", "experiments", "benchmarks", "app", "__init__"},

@@ -39,6 +39,24 @@ CASES: list[tuple[str, int, str]] = [
     ("prepare stories --lenght 3 --out {out}", 2, "did you mean --length?"),
     ("prepare stories --blocks 4 --heldout-blocks 2 --out {full}", 2, "exists"),
     ("prepare sotu --out {out}", 2, "convergeflow fetch sotu"),
+    # train
+    ("train storis", 2, "did you mean 'stories'?"),
+    ("train test model.widht=3 --out {out}", 2, "did you mean 'model.width'?"),
+    ("train test batch=-3 --out {out}", 2, "batch: must be greater than 0"),
+    ("train test batch=many --out {out}", 2, "batch: must be a valid integer"),
+    ("train test batch --out {out}", 2, "not key=value"),
+    ("train test stages.0.steps=-5 --out {out}", 2, "stages.0.steps: must be greater than 0"),
+    ("train {not_yaml} --out {out}", 2, "not valid YAML"),
+    ("train test --resume --out {out}", 2, "nothing to resume"),
+    ("train test --init-from {missing} --out {out}", 2, "there is no model.safetensors"),
+    ("train test --init-from {model} --out {out}", 2, "does not fit this configuration"),
+    ("train test --init-from {torn} --out {out}", 2, "is not readable"),
+    ("train test corpus.paths=[{blank}] --out {out}", 2, "the corpus is empty"),
+    ("train test corpus.paths=[{latin1}] --out {out}", 2, "is not UTF-8 text"),
+    ("train test corpus.name=storis --out {out}", 2, "did you mean 'stories'?"),
+    ("train test --device gpu --out {out}", 2, "known: auto, cpu"),
+    ("train test --drun", 2, "did you mean --dry-run?"),
+    ("train test --out {text}", 2, "is a file, not a folder"),
     # generate, inspect, list
     ("generate --model nothing", 2, "unknown model 'nothing'"),
     ("generate --model {missing}", 2, "does not exist"),
@@ -77,6 +95,9 @@ CASES: list[tuple[str, int, str]] = [
     ("generate --model {model} --freeze-weight 0.9", 2, "without --freeze"),
     ("inspect nothing", 2, "unknown model 'nothing'"),
     ("inspect {empty}", 2, "has no config.json"),
+    ("inspect {text}", 2, "not a JSON record"),
+    ("generate --model {other_model}", 2, "bert"),
+    ("inspect {other_model}", 2, "bert"),
     ("list modles", 2, "did you mean 'models'?"),
     # import
     ("import langflow {missing} --out {out}", 2, "neither a folder nor a hub repository"),
@@ -98,9 +119,6 @@ CASES: list[tuple[str, int, str]] = [
 
 OPEN: list[tuple[str, int, str]] = [
     # Not yet as they should be; each moves up as soon as it is.
-    ("inspect {text}", 2, "not a JSON record"),
-    ("generate --model {other_model}", 2, "bert"),
-    ("inspect {other_model}", 2, "bert"),
     ("generate --model {torn}", 2, "model.safetensors"),
     ("generate --model {resized}", 2, "vocabulary"),
     ("generate --model {model} --nfe 2 --length 0", 2, "--length must be at least 1"),
@@ -130,6 +148,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["missing"] = root / "missing"
     found["text"] = root / "text.txt"
     found["text"].write_text(TEXT)
+    found["not_yaml"] = root / "not.yaml"
+    found["not_yaml"].write_text("{x: [")
     found["blank"] = root / "blank.txt"
     found["blank"].write_text("")
     found["latin1"] = root / "latin1.txt"
