@@ -111,7 +111,8 @@ def test_unknown_preset_names_the_nearest() -> None:
 def test_own_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "corpus: {name: stories}\nmodel: {size: test}\nbatch: 4\nstages: [{name: a, objective: ce, steps: 1, lr: 1e-3}]\n"
+        "corpus: {name: stories}\nmodel: {size: test}\nbatch: 4\n"
+        "stages: [{name: a, objective: ce, steps: 1, lr: 1e-3}]\n"
     )
     assert resolve(str(path)).stages[0].lr == 1e-3
     path.write_text("batch: [")

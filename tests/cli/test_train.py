@@ -7,7 +7,15 @@ import pytest
 
 from convergeflow.cli.main import main
 
-SHORT = ["stages.0.steps=2", "stages.1.steps=1", "stages.0.warmup=0", "batch=4", "device=cpu", "evaluate_blocks=4", "sample_nfe=4"]
+SHORT = [
+    "stages.0.steps=2",
+    "stages.1.steps=1",
+    "stages.0.warmup=0",
+    "batch=4",
+    "device=cpu",
+    "evaluate_blocks=4",
+    "sample_nfe=4",
+]
 
 
 @pytest.fixture(autouse=True)

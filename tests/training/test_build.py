@@ -36,10 +36,22 @@ def test_building_leaves_the_global_generator_alone() -> None:
 
 def test_configuration_reaches_the_model() -> None:
     model = build_model(
-        resolve("test", ["model.predictor=direct", "model.gate_init=0.5", "model.context_free_input=true", "recompute=true"]),
+        resolve(
+            "test",
+            [
+                "model.predictor=direct",
+                "model.gate_init=0.5",
+                "model.context_free_input=true",
+                "recompute=true",
+            ],
+        ),
         20,
     )
-    assert model.config.predictor == "direct" and model.config.gate_init == 0.5 and model.config.context_free_input
+    assert (
+        model.config.predictor == "direct"
+        and model.config.gate_init == 0.5
+        and model.config.context_free_input
+    )
     assert model.network.backbone.recompute
     assert model.config.schedule["loc"] == pytest.approx(4.723 - math.log(768 / 32))
     assert build_model(resolve("test", ["model.schedule.kind=cosine"]), 20).learned_schedule is None
@@ -59,7 +71,7 @@ def test_entropy_of_the_schedule_starts_at_the_unigram_entropy() -> None:
 def test_unknown_method_and_unknown_option() -> None:
     with pytest.raises(UserError, match="did you mean 'convergeflow'"):
         build_model(resolve("test", ["model.method=convergflow"]), 20)
-    with pytest.raises(UserError, match="model.options.masks"):
+    with pytest.raises(UserError, match=r"model\.options\.masks"):
         build_model(resolve("test", ["model.options.masks=1"]), 20)
 
 
@@ -74,7 +86,7 @@ def test_start_from_another_checkpoint(tmp_path: Path) -> None:
         load_weights(build_model(resolve("test"), 21), tmp_path / "a")
     with pytest.raises(UserError, match="lacks"):
         load_weights(build_model(resolve("test", ["model.depth=3"]), 20), tmp_path / "a")
-    with pytest.raises(UserError, match="no model.safetensors"):
+    with pytest.raises(UserError, match=r"no model\.safetensors"):
         load_weights(target, tmp_path / "missing")
     (tmp_path / "a" / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(UserError, match="not readable"):

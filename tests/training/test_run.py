@@ -16,7 +16,15 @@ from convergeflow.training.build import build_model
 from convergeflow.training.estimate import estimate
 from convergeflow.training.run import Reporter, saved_config, train
 
-SHORT = ["stages.0.steps=6", "stages.1.steps=4", "batch=8", "checkpoint_every=4", "evaluate_every=0", "keep=9", "device=cpu"]
+SHORT = [
+    "stages.0.steps=6",
+    "stages.1.steps=4",
+    "batch=8",
+    "checkpoint_every=4",
+    "evaluate_every=0",
+    "keep=9",
+    "device=cpu",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +67,9 @@ def test_stopped_and_resumed_equals_unbroken(tmp_path: Path) -> None:
         train(config, tmp_path / "b", reporter=Reporter(advance=fail))
     train(saved_config(tmp_path / "b"), tmp_path / "b", resume=True)
     assert (tmp_path / "a/journal.jsonl").read_bytes() == (tmp_path / "b/journal.jsonl").read_bytes()
-    assert (tmp_path / "a/model/model.safetensors").read_bytes() == (tmp_path / "b/model/model.safetensors").read_bytes()
+    assert (tmp_path / "a/model/model.safetensors").read_bytes() == (
+        tmp_path / "b/model/model.safetensors"
+    ).read_bytes()
 
 
 def test_what_may_change_on_resume(tmp_path: Path) -> None:
@@ -67,7 +77,11 @@ def test_what_may_change_on_resume(tmp_path: Path) -> None:
     run.mkdir()
     checkpoint.write_json(run / "run.json", resolve("test").to_dict())
     assert saved_config(run, ["keep=9", "stages.1.steps=99"]).stages[1].steps == 99
-    for change, word in [("batch=8", "batch"), ("stages.0.steps=9", "stages.0.steps"), ("stages.1.lr=1", "stages.1.lr")]:
+    for change, word in [
+        ("batch=8", "batch"),
+        ("stages.0.steps=9", "stages.0.steps"),
+        ("stages.1.lr=1", "stages.1.lr"),
+    ]:
         with pytest.raises(UserError, match=f"{word} cannot change"):
             saved_config(run, [change])
     with pytest.raises(UserError, match="nothing to resume"):

@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy import ToyCorpus, finish, kill, losses, run_toy, start, toy_config
 
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.training import checkpoint
+from toy import ToyCorpus, finish, kill, losses, run_toy, start, toy_config
 
-FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "trainer.json", "config.json", "run.json")
+FILES = (
+    "model.safetensors",
+    "ema.safetensors",
+    "optimizer.safetensors",
+    "trainer.json",
+    "config.json",
+    "run.json",
+)
 
 
 def assert_same_end(broken: Path, unbroken: Path) -> None:
@@ -69,7 +76,9 @@ def test_kill_in_the_middle_of_saving(tmp_path: Path, rename: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip"])
-def test_damaged_checkpoint_is_refused_by_name_and_the_run_still_ends_the_same(tmp_path: Path, damage: str) -> None:
+def test_damaged_checkpoint_is_refused_by_name_and_the_run_still_ends_the_same(
+    tmp_path: Path, damage: str
+) -> None:
     config = toy_config()
     run_toy(tmp_path / "unbroken", config)
     out = tmp_path / "broken"
@@ -119,9 +128,9 @@ def test_a_stop_request_saves_and_the_run_goes_on_exactly(tmp_path: Path, number
 def test_accumulation_does_not_change_the_curve(tmp_path: Path) -> None:
     run_toy(tmp_path / "one", toy_config())
     run_toy(tmp_path / "four", toy_config(accumulate=4))
-    # The fit of the toy's schedule is a square of a mean, so the last digits are all that may differ.
-    mse = [loss for loss in losses(tmp_path / "one")][14:]
-    assert losses(tmp_path / "four")[14:] == pytest.approx(mse, rel=0.05)
+    # In its first stage the toy's schedule fit is the square of a mean, which slices do change; nothing depends on it.
+    mse = losses(tmp_path / "one")[14:]
+    assert losses(tmp_path / "four")[14:] == pytest.approx(mse, rel=1e-5)
 
 
 def test_accumulation_is_exact_for_a_mean(tmp_path: Path) -> None:
@@ -210,7 +219,12 @@ def test_checkpoint_of_another_model_or_corpus(tmp_path: Path, monkeypatch: pyte
         run_toy(tmp_path, toy_config(), resume=True)
     monkeypatch.undo()
     with pytest.raises(ConvergeFlowError, match="another model"):
-        run_toy(tmp_path, toy_config(), resume=True, prepare=lambda trainer: trainer.model.register_buffer("new", torch.ones(1)))
+        run_toy(
+            tmp_path,
+            toy_config(),
+            resume=True,
+            prepare=lambda trainer: trainer.model.register_buffer("new", torch.ones(1)),
+        )
 
 
 def test_batch_that_cannot_be_shared(tmp_path: Path) -> None:

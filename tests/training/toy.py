@@ -79,7 +79,9 @@ class ToyModel(nn.Module):
         h = self._trunk(self.embedding(tokens) + draws.normal(LENGTH, WIDTH))
         return {"ce": float(nn.functional.cross_entropy(self.head(h).flatten(0, 1), tokens.flatten()))}
 
-    def sample(self, num: int, length: int, *, seeds: Any, nfe: int, observe: Any = None, **controls: Any) -> Samples:
+    def sample(
+        self, num: int, length: int, *, seeds: Any, nfe: int, observe: Any = None, **controls: Any
+    ) -> Samples:
         ids = self.head(self._trunk(RowDraws(seeds).normal(length, WIDTH))).argmax(-1)
         return Samples(ids, list(seeds), 1, {})
 
@@ -112,7 +114,15 @@ def toy_config(**changes: Any) -> RunConfig:
         "corpus": {"name": "toy", "length": LENGTH},
         "model": {"size": "test"},
         "stages": [
-            {"name": "ce", "objective": "ce", "steps": 14, "lr": 1e-2, "warmup": 3, "learn_table": True, "learn_schedule": True},
+            {
+                "name": "ce",
+                "objective": "ce",
+                "steps": 14,
+                "lr": 1e-2,
+                "warmup": 3,
+                "learn_table": True,
+                "learn_schedule": True,
+            },
             {"name": "mse", "objective": "mse", "steps": 10, "lr": 5e-3, "lr_schedule": "cosine"},
         ],
         "batch": 8,
@@ -169,10 +179,16 @@ def _die_at_rename(number: int) -> None:
     Path.rename = rename  # type: ignore[method-assign]
 
 
-def _child(out: Path, config: dict[str, Any], rank: int, world: int, port: int, options: dict[str, Any]) -> None:
+def _child(
+    out: Path, config: dict[str, Any], rank: int, world: int, port: int, options: dict[str, Any]
+) -> None:
     if world > 1:
         os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world)
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
         )
     run_toy(out, from_dict(config), **options)
     if world > 1:
@@ -186,7 +202,8 @@ def start(out: Path, config: RunConfig, *, world: int = 1, **options: Any) -> li
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     processes = [
-        context.Process(target=_child, args=(out, config.to_dict(), rank, world, port, options)) for rank in range(world)
+        context.Process(target=_child, args=(out, config.to_dict(), rank, world, port, options))
+        for rank in range(world)
     ]
     for process in processes:
         process.start()

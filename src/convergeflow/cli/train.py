@@ -21,16 +21,20 @@ def train(
     ),
     out: Path | None = typer.Option(None, "--out", help="Folder of the run. [default: runs/PRESET]"),
     resume: bool = typer.Option(False, "--resume", help="Go on from the newest whole checkpoint in --out."),
-    init_from: Path | None = typer.Option(None, "--init-from", help="Start from the weights of this checkpoint folder."),
+    init_from: Path | None = typer.Option(
+        None, "--init-from", help="Start from the weights of this checkpoint folder."
+    ),
     method: str | None = typer.Option(None, "--method", help="What to train; the same as model.method=NAME."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print configuration, size, memory and time; train nothing."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Print configuration, size, memory and time; train nothing."
+    ),
     device: str | None = typer.Option(None, "--device", help="Where to train; the same as device=NAME."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Train a model, by default on the stories that come with the package.
 
-    The corpus is prepared on the way. Ctrl-C saves and says how to go on; a killed run goes on bit for bit with --resume.
-    Several processes: accelerate launch -m convergeflow train ...
+    The corpus is prepared on the way. Ctrl-C saves and says how to go on; a killed run goes on bit for bit with
+    --resume. Several processes: accelerate launch -m convergeflow train ...
 
     Example:
       convergeflow train stories
@@ -115,13 +119,19 @@ def _dry_run(preset: str, overrides: list[str], as_json: bool) -> None:
     if as_json:
         console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": cost.to_dict()})
         return
-    console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
+    console.print_table(
+        ["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table]
+    )
     print()
     print(f"vocabulary       {vocabulary:,}")
     print(f"parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)")
     print(f"memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average")
-    print(f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch")
-    print(f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens) on {cost.device}, one process")
+    print(
+        f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch"
+    )
+    print(
+        f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process"
+    )
     print(f"total            {_duration(cost.total_seconds)} for {cost.steps:,} steps, without evaluation")
 
 

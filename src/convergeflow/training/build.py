@@ -1,6 +1,6 @@
 """From a configuration to a corpus and a fresh model; one entry per method, so that rivals slot in.
 
-A builder gets the configuration and the vocabulary and returns a `LanguageModel`. What the model learns about its corpus
+A builder gets the configuration and the vocabulary and returns a `LanguageModel`. What the model knows of its corpus
 before training (unigram counts) is set by `introduce`.
 """
 
@@ -24,7 +24,7 @@ from convergeflow.training.checkpoint import read_tensors
 def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], None] | None = None) -> Corpus:
     """The prepared corpus of a configuration; it is prepared now if it was not before."""
     wanted = config.corpus
-    sizes = {"blocks": wanted.blocks, "heldout_blocks": wanted.heldout_blocks}
+    sizes: dict[str, Any] = {"blocks": wanted.blocks, "heldout_blocks": wanted.heldout_blocks}
     return prepare(
         list(wanted.paths) or wanted.name,
         tokenizer=wanted.tokenizer,
@@ -40,7 +40,9 @@ def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
 
     wanted = config.model
     if wanted.options:
-        raise UserError(f"model.options.{min(wanted.options)}: method {wanted.method!r} has no options of its own")
+        raise UserError(
+            f"model.options.{min(wanted.options)}: method {wanted.method!r} has no options of its own"
+        )
     schedule: dict[str, Any] = {"kind": wanted.schedule.kind}
     if wanted.schedule.kind == "gumbel":
         schedule |= {
@@ -84,7 +86,7 @@ def build_model(config: RunConfig, vocabulary: int) -> nn.Module:
 
 
 def introduce(model: nn.Module, corpus: Corpus, config: RunConfig) -> None:
-    """Tell a model the unigram counts of its corpus; an entropy given in the configuration wins over the counted one."""
+    """Tell a model the unigram counts of its corpus; an entropy given in the configuration wins over theirs."""
     set_unigram = getattr(model, "set_unigram", None)
     if set_unigram is None:
         return

@@ -1,6 +1,6 @@
 """Checkpoint folders that are either whole or refused.
 
-A folder is written under a temporary name, every file is forced to the disk, a manifest with the SHA-256 of each file is
+A folder is written under a temporary name, every file is forced to the disk, a manifest with each file's SHA-256 is
 added, and only then is the folder renamed: a crash at any moment leaves the older checkpoints untouched. Loading checks
 the hashes; a torn or changed folder is named in a warning and the one before it is used. No pickle anywhere.
 """
@@ -103,7 +103,9 @@ def verify(folder: Path) -> None:
         if not path.is_file():
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != entry["bytes"]:
-            raise BrokenCheckpoint(f"{folder}: {name} has {path.stat().st_size} bytes instead of {entry['bytes']}")
+            raise BrokenCheckpoint(
+                f"{folder}: {name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            )
         if _hash(path) != entry["sha256"]:
             raise BrokenCheckpoint(f"{folder}: {name} was changed (its SHA-256 differs)")
 
@@ -141,7 +143,9 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
         full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
         reason = "the disk is full" if full else " ".join(str(error).split())
         fix = "free some space and go on with --resume" if full else "mend it and go on with --resume"
-        raise ConvergeFlowError(f"cannot write {target}: {reason}; older checkpoints are whole: {fix}") from error
+        raise ConvergeFlowError(
+            f"cannot write {target}: {reason}; older checkpoints are whole: {fix}"
+        ) from error
     return target
 
 
@@ -151,7 +155,9 @@ def step_of(folder: Path) -> int:
 
 def present(run: Path) -> list[Path]:
     """The checkpoint folders of a run, oldest first, whole or not."""
-    return sorted(path for path in (run / FOLDER).glob(PREFIX + "*") if path.name.removeprefix(PREFIX).isdigit())
+    return sorted(
+        path for path in (run / FOLDER).glob(PREFIX + "*") if path.name.removeprefix(PREFIX).isdigit()
+    )
 
 
 def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:

@@ -1,4 +1,4 @@
-"""The average of the weights along training: a second copy of the model, which is the one that is evaluated and shipped.
+"""The average of the weights along training: a second copy of the model, the one that is evaluated and shipped.
 
 After the n-th update, n = 1, 2, ..., the decay is min(decay, (1 + n)/(10 + n)), so that a short run is not held back by
 its random start; the paper's own run uses a constant decay, having started from trained weights.
@@ -34,8 +34,8 @@ class WeightAverage:
         for average, current in zip(self.model.parameters(), model.parameters(), strict=True):
             if current.requires_grad:
                 local(average).lerp_(local(current), share)
-        for average, current in zip(self.model.buffers(), model.buffers(), strict=True):
-            average.copy_(current)
+        for kept, given in zip(self.model.buffers(), model.buffers(), strict=True):
+            kept.copy_(given)
 
     @torch.no_grad()
     def adopt_frozen(self, model: nn.Module) -> None:

@@ -62,7 +62,9 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
         draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
         begin = time.perf_counter()
         with _PeakMemory(placement.device) as memory:
-            with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):
+            with torch.autocast(
+                placement.device.type, placement.autocast, enabled=placement.autocast is not None
+            ):
                 loss = model.loss(tokens, times=times, draws=draws).total  # type: ignore[operator]
             loss.backward()
             optimizer.step()
@@ -90,7 +92,7 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
 
 
 class _PeakMemory:
-    """The most memory in use above the start of the context: the device's counter, or samples of this process's size."""
+    """The most memory in use above the context's start: the device's counter, or samples of this process's size."""
 
     def __init__(self, device: torch.device) -> None:
         self.peak = 0

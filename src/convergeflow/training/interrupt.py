@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a polite request: finish the step, save, and say how to go on. A second Ctrl-C stops at once."""
+"""Ctrl-C and SIGTERM as a polite request: finish the step, save, say how to go on. A second one stops at once."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ class Journal:
         self.path = folder / "journal.jsonl"
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < keep_bytes:
-            raise UserError(f"{self.path} is shorter than its checkpoint says ({size} < {keep_bytes} bytes): it was edited")
+            raise UserError(
+                f"{self.path} is shorter than its checkpoint says ({size} < {keep_bytes} bytes): it was edited"
+            )
         self._file = self.path.open("r+b" if size else "wb")
         self._file.truncate(keep_bytes)
         self._file.seek(keep_bytes)
@@ -59,7 +61,9 @@ def _open_board(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
-        raise UserError("tensorboard=true needs TensorBoard: pip install 'convergeflow[tensorboard]'") from None
+        raise UserError(
+            "tensorboard=true needs TensorBoard: pip install 'convergeflow[tensorboard]'"
+        ) from None
     return SummaryWriter(str(folder / "tensorboard"))
 
 

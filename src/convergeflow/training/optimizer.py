@@ -2,13 +2,13 @@
 
 | kind | which | weight decay | rate |
 |---|---|---|---|
-| matrix | 2-D weights inside the trunk's blocks, except the (zero-initialised) modulation | yes | lr, or matrix_lr with Muon |
+| matrix | 2-D weights of the trunk's blocks but the (zero-initialised) modulation | yes | lr; Muon: matrix_lr |
 | table | the token table | no | lr |
 | schedule | the noise schedule's own parameters | no | schedule_lr |
 | other | heads, gains, biases, time and condition inputs | 2-D ones | lr |
 
-Muon (Jordan et al. 2024) replaces the momentum of a matrix by the nearest orthogonal one, found by Newton-Schulz steps. They run in
-fp32 here: bf16, the usual choice, is a hundred times slower on CPUs without bf16 units.
+Muon (Jordan et al. 2024) replaces the momentum of a matrix by the nearest orthogonal one, found by Newton-Schulz steps.
+They run in fp32 here: bf16, the usual choice, is a hundred times slower on CPUs without bf16 units.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def kind_of(name: str, parameter: Tensor) -> str:
 
 
 def orthogonalise(matrix: Tensor, iterations: int = 5) -> Tensor:
-    """Drive all singular values of a matrix towards 1 (into about [0.7, 1.2]) by quintic Newton-Schulz steps, in fp32."""
+    """Drive all singular values of a matrix towards 1 (to about [0.7, 1.2]) by quintic Newton-Schulz steps in fp32."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix.float()
     tall = x.shape[0] > x.shape[1]
@@ -60,7 +60,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 state["momentum"].lerp_(parameter.grad, 1.0 - group["momentum"])
                 direction = parameter.grad.lerp(state["momentum"], group["momentum"])
-                # A shard has no singular values of its own: the full matrix is gathered, and each process keeps its part.
+                # A shard has no singular values of its own: the full matrix is gathered, each process keeps its part.
                 full = direction.full_tensor() if isinstance(direction, DTensor) else direction
                 update = like(orthogonalise(full).to(parameter.dtype), parameter)
                 scale = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
@@ -145,7 +145,7 @@ class StageOptimizer:
         return self.stage.lr * share
 
     def main_parameters(self) -> list[nn.Parameter]:
-        """All but the noise schedule's: its fit is a loss of its own, and must not use up the norm that clipping allows."""
+        """All but the noise schedule's: its fit is a loss of its own and must not use up the norm of clipping."""
         groups = [group for part in self.parts for group in part.param_groups if group["kind"] != "schedule"]
         return [parameter for group in groups for parameter in group["params"]]
 

@@ -1,14 +1,14 @@
 """A whole training run: configuration in, folder out.
 
-    OUT/run.json                the resolved configuration
-    OUT/journal.jsonl           numbers of every step; OUT/timing.jsonl has the clocks
-    OUT/checkpoints/step-N/     what resuming needs, the newest few
-    OUT/model/                  at the end: the averaged model, ready for `generate`
+OUT/run.json                the resolved configuration
+OUT/journal.jsonl           numbers of every step; OUT/timing.jsonl has the clocks
+OUT/checkpoints/step-N/     what resuming needs, the newest few
+OUT/model/                  at the end: the averaged model, ready for `generate`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ def saved_config(out: Path, overrides: Sequence[str] = ()) -> RunConfig:
     for number, (left, right) in enumerate(zip(old["stages"], new["stages"], strict=False)):
         for key in left:
             if left[key] != right[key] and (key, number) != ("steps", last):
-                raise UserError(f"stages.{number}.{key} cannot change on resume; start a new run in another --out")
+                raise UserError(
+                    f"stages.{number}.{key} cannot change on resume; start a new run in another --out"
+                )
     for key in old:
         if key not in (*FREE_ON_RESUME, "stages") and old[key] != new[key]:
             raise UserError(f"{key} cannot change on resume; start a new run in another --out")
@@ -100,8 +102,10 @@ def train(
     introduce(model, corpus, config)
     if init_from is not None:
         load_weights(model, init_from)
-    silent: dict[str, Any] = {} if quiet else _calls(reporter)
-    trainer = Trainer(config, model, corpus, out, accelerator=accelerator, **silent)
+    calls: dict[str, Any] = {}
+    if not quiet:
+        calls = {"advance": reporter.advance, "note": reporter.note, "warn": reporter.warn}
+    trainer = Trainer(config, model, corpus, out, accelerator=accelerator, **calls)
     if accelerator.is_main_process:
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.write_json(out / RUN_FILE, config.to_dict())
@@ -117,7 +121,3 @@ def train(
         )
         trainer.export(out / MODEL_FOLDER, card)
     return outcome
-
-
-def _calls(reporter: Reporter) -> Mapping[str, Any]:
-    return {"advance": reporter.advance, "note": reporter.note, "warn": reporter.warn}

@@ -1,7 +1,7 @@
 """One model over several processes: the call that DDP and FSDP2 watch, and tensors whole or in shards.
 
-FSDP2 is applied here directly (`fully_shard`): accelerate passes over it in silence on a CPU. Scalar parameters cannot be
-sharded; they stay whole on every process and their gradients are averaged by hand.
+FSDP2 is applied here directly (`fully_shard`): accelerate passes over it in silence on a CPU. Scalar parameters cannot
+be sharded; they stay whole on every process and their gradients are averaged by hand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from convergeflow.errors import ConvergeFlowError
 from convergeflow.records import Loss
 
 
@@ -33,7 +34,9 @@ class Doorway(nn.Module):
             return result
         # A tuple and a dict of tensors, since the wrappers look for tensors in those and not in our records.
         device = result.total.device
-        parts = {name: torch.as_tensor(value, dtype=torch.float64).detach() for name, value in result.parts.items()}
+        parts = {
+            name: torch.as_tensor(value, dtype=torch.float64).detach() for name, value in result.parts.items()
+        }
         return result.total, {name: value.to(device, torch.float32) for name, value in parts.items()}
 
 
@@ -98,6 +101,24 @@ def like(full: Tensor, target: Tensor) -> Tensor:
 def assign(target: Tensor, full: Tensor) -> None:
     """Copy a full tensor into `target`, whole or sharded."""
     target.copy_(like(full, target))
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """All weights, whole and on the CPU; every process must call it."""
+    return {name: whole(value) for name, value in model.state_dict().items()}
+
+
+def load_state(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy full weights into a model, whole or sharded; names and shapes must agree."""
+    own = model.state_dict()
+    different = sorted(own.keys() ^ weights.keys())
+    if different:
+        raise ConvergeFlowError(f"the checkpoint is of another model: {different[0]!r} is not in both")
+    for name, value in own.items():
+        if value.shape != weights[name].shape:
+            there, here = list(weights[name].shape), list(value.shape)
+            raise ConvergeFlowError(f"the checkpoint is of another model: {name!r} is {there}, not {here}")
+        assign(value, weights[name])
 
 
 def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -27,15 +27,11 @@ from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.training import checkpoint, sharding
+from convergeflow.training import checkpoint, sharding, watch
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.interrupt import StopRequest
 from convergeflow.training.journal import Journal
 from convergeflow.training.optimizer import StageOptimizer
-
-MONITOR_ROWS = 32
-"""Held-out blocks per call while evaluating."""
-NUM_SAMPLE_TEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,10 @@ class Trainer:
 
     A stage's loss must use every parameter that the stage trains: DDP waits for the gradient of each.
     """
+
+    optimizer: StageOptimizer
+    doorway: nn.Module
+    journal: Journal | None
 
     def __init__(
         self,
@@ -95,7 +95,12 @@ class Trainer:
         start, journal_bytes = self._restore() if resume else (0, 0)
         self.journal = self._open_journal(journal_bytes)
         if start == 0:
-            self._write({"corpus": self.corpus.fingerprint, "parameters": sum(p.numel() for p in self.model.parameters())})
+            self._write(
+                {
+                    "corpus": self.corpus.fingerprint,
+                    "parameters": sum(p.numel() for p in self.model.parameters()),
+                }
+            )
         self.advance(start)
         total, step, saved = config.total_steps, start, start if resume else -1
         clock, clock_step = time.perf_counter(), start
@@ -115,7 +120,6 @@ class Trainer:
                         seconds = (time.perf_counter() - clock) / (step - clock_step)
                         rate = config.batch * self.corpus.length / seconds
                         self._time({"step": step, "seconds": seconds, "tokens_per_second": rate})
-                        clock, clock_step = time.perf_counter(), step
                         self.advance(1, loss=round(numbers["loss"], 4), **{"tok/s": round(rate)})
                     else:
                         self.advance(1)
@@ -128,6 +132,8 @@ class Trainer:
                         saved = step
                     if stopped:
                         break
+                    if step % config.log_every == 0 or last:
+                        clock, clock_step = time.perf_counter(), step  # leaves out looking and saving
                 number = stop.signal_number
         finally:
             if self.journal is not None:
@@ -148,7 +154,7 @@ class Trainer:
         for part in range(config.accumulate):
             first = (part * self.world + self.rank) * size
             rows = range(first, first + size)
-            tokens = self._tokens(self.corpus.train, blocks[rows.start : rows.stop])
+            tokens = watch.read_tokens(self.corpus.train, blocks[rows.start : rows.stop], device)
             draws = RowDraws([derive_seed(config.seed, "noise", step, row) for row in rows])
             slice_times = times[rows.start : rows.stop].to(device, state_dtype_of(device))
             with self._exchange(part == config.accumulate - 1):
@@ -188,16 +194,16 @@ class Trainer:
         if first and index and stage.from_average:
             for target, source in zip(self.model.parameters(), self.ema.model.parameters(), strict=True):
                 sharding.local(target.data).copy_(sharding.local(source))
-        if index and hasattr(self, "optimizer") and first and stage.keep_moments:
+        if first and index and stage.keep_moments and not self.moments:  # a resumed run has read them
             self.moments = self.optimizer.state()
         if self.sharded:
-            weights = _full_state(self.model)
+            weights = sharding.full_state(self.model)
             self.model = copy.deepcopy(self.blueprint)
-            _load_state(self.model, weights)
+            sharding.load_state(self.model, weights)
         self.model.enter_stage(stage)  # type: ignore[operator]
         doorway = sharding.Doorway(self.model)
         if self.sharded:
-            self.doorway: nn.Module = sharding.shard(doorway, training=True)
+            self.doorway = sharding.shard(doorway, training=True)
         else:
             self.accelerator.free_memory()
             self.doorway = self.accelerator.prepare_model(doorway)
@@ -224,36 +230,14 @@ class Trainer:
             with self.accelerator.no_sync(self.doorway):
                 yield
 
-    def _tokens(self, split: Any, rows: Any) -> Tensor:
-        return torch.from_numpy(np.asarray(split[rows], dtype=np.int64)).to(self.accelerator.device)
-
-    # --------------------------------------------------------------------------------- looking at the average
-
-    @torch.no_grad()
     def _evaluate(self, step: int) -> None:
-        """The model's own monitor on fixed held-out blocks with fixed noise; every process computes all of it."""
-        count = min(self.config.evaluate_blocks, len(self.corpus.heldout))
-        sums: dict[str, float] = {}
-        for first in range(0, count, MONITOR_ROWS):
-            rows = np.arange(first, min(first + MONITOR_ROWS, count))
-            draws = RowDraws([derive_seed(self.config.seed, "monitor", int(row)) for row in rows])
-            with self.accelerator.autocast():
-                numbers = self.ema_doorway("monitor", self._tokens(self.corpus.heldout, rows), draws=draws)
-            for name, value in numbers.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * len(rows) / count
-        self.evaluation = sums
-        self._write({"step": step, "evaluate": sums})
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in sums.items())
+        self.evaluation = watch.evaluate(self.ema_doorway, self.corpus, self.config, self.accelerator)
+        self._write({"step": step, "evaluate": self.evaluation})
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
         self.note(f"step {step}/{self.config.total_steps}  {shown}")
 
-    @torch.no_grad()
     def _sample(self, step: int) -> None:
-        seeds = [derive_seed(self.config.seed, "sample", number) for number in range(NUM_SAMPLE_TEXTS)]
-        with self.accelerator.autocast():
-            samples = self.ema_doorway(
-                "sample", len(seeds), self.corpus.length, seeds=seeds, nfe=self.config.sample_nfe
-            )
-        texts = [self.corpus.tokenizer.decode(ids) for ids in samples.ids.tolist()]
+        texts = watch.sample_texts(self.ema_doorway, self.corpus, self.config, self.accelerator)
         self._write({"step": step, "samples": texts})
         self.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
 
@@ -273,7 +257,7 @@ class Trainer:
             self.journal.time(record)
 
     def _save(self, step: int) -> None:
-        weights, average = _full_state(self.model), _full_state(self.ema.model)
+        weights, average = sharding.full_state(self.model), sharding.full_state(self.ema.model)
         moments = self.optimizer.state()
         if self.journal is not None:
             state = {
@@ -300,13 +284,13 @@ class Trainer:
         if self.sharded:
             # What a model writes into its config may come from its weights, and a shard has only a part of those.
             model = self.blueprint
-            _load_state(model, weights)
+            sharding.load_state(model, weights)
         model.save_pretrained(folder, state_dict=weights)
         self.corpus.tokenizer.save(folder)
 
     def export(self, target: Path, card: str) -> None:
         """The averaged model as a folder of its own, for generation; every process must call it."""
-        average = _full_state(self.ema.model)
+        average = sharding.full_state(self.ema.model)
         if self.accelerator.is_main_process:
 
             def write(folder: Path) -> None:
@@ -324,30 +308,16 @@ class Trainer:
             return 0, 0
         state = checkpoint.read_json(folder / "trainer.json")
         if state["corpus"] != self.corpus.fingerprint:
-            raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
+            raise UserError(
+                f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}"
+            )
         if state["world"] != self.world:
-            self.warn(f"resuming on {self.world} processes a run of {state['world']}: sums will differ in the last bits")
-        _load_state(self.model, checkpoint.read_tensors(folder / "model.safetensors"))
-        _load_state(self.ema.model, checkpoint.read_tensors(folder / "ema.safetensors"))
+            self.warn(
+                f"resuming on {self.world} processes a run of {state['world']}: sums will differ in the last bits"
+            )
+        sharding.load_state(self.model, checkpoint.read_tensors(folder / "model.safetensors"))
+        sharding.load_state(self.ema.model, checkpoint.read_tensors(folder / "ema.safetensors"))
         self.moments = checkpoint.read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
         self.note(f"resuming from {folder}")
         return state["step"], state["journal_bytes"]
-
-
-def _full_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights, whole and on the CPU; every process must call it."""
-    return {name: sharding.whole(value) for name, value in model.state_dict().items()}
-
-
-def _load_state(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    own = model.state_dict()
-    different = sorted(own.keys() ^ weights.keys())
-    if different:
-        raise ConvergeFlowError(f"the checkpoint is of another model: {different[0]!r} is not in both")
-    for name, value in own.items():
-        if value.shape != weights[name].shape:
-            raise ConvergeFlowError(
-                f"the checkpoint is of another model: {name!r} is {list(weights[name].shape)}, not {list(value.shape)}"
-            )
-        sharding.assign(value, weights[name])
