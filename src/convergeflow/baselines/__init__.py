@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import unknown_name
 
 _HOMES = {
     "ar": ("autoregressive", "AutoregressiveModel"),
@@ -65,14 +63,12 @@ def method_class(name: str) -> Any:
     return METHODS[name]
 
 
-def method_of(folder: str | Path) -> str | None:
-    """Which rival a checkpoint folder holds, or None if it is not one of them."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is not a checkpoint folder: it has no config.json")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        name = values.get("method") or str(values.get("model_type")).removeprefix("convergeflow-")
-    except (ValueError, AttributeError):
-        raise UserError(f"{path} is not valid JSON") from None
-    return name if name in METHODS else None
+MODEL_TYPES = {f"convergeflow-{name}": name for name in _HOMES}
+"""`model_type` in config.json -> method."""
+
+
+def register(model_type: str) -> None:
+    """Make transformers' Auto classes know a rival's checkpoints: its file registers it when imported."""
+    if model_type not in MODEL_TYPES:
+        raise unknown_name("model type", model_type, ["convergeflow", *MODEL_TYPES])
+    METHODS[MODEL_TYPES[model_type]]

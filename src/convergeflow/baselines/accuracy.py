@@ -1,7 +1,8 @@
-"""How often the largest of K noisy coordinates is the right one: the clock of FLM and the bridge between Gaussian and Duo.
+"""How often the largest of K noisy coordinates is the right one: the clock of FLM, the bridge from Gaussian to Duo.
 
-For w = one-hot(x) m + noise with unit variance, p(m) = P(argmax w = x) = E_z Phi(z + m)^(K-1). Its chance-corrected form
-a = (K p - 1)/(K - 1) runs from 0 (pure noise) to 1. FLM has m = c/(1 - c), Duo m = exp(-gamma/2).
+For w = one-hot(x) m + noise with unit variance, p(m) = P(argmax w = x) = E_z Phi(z + m)^(K-1). Its chance-
+corrected form a = (K p - 1)/(K - 1) runs from 0 (pure noise) to 1. FLM has m = c/(1 - c), Duo m =
+exp(-gamma/2).
 """
 
 from __future__ import annotations

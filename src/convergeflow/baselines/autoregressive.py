@@ -1,7 +1,8 @@
 """AR: a causal transformer of the same width and depth, without noise level or modulation.
 
-Every token is predicted from those before it; a learned start row takes the place of a begin-of-text token, so that all L
-tokens of a block are scored and generated (L network calls). Sampling keeps keys and values of earlier positions.
+Every token is predicted from those before it; a learned start row takes the place of a begin-of-text token,
+so that all L tokens of a block are scored and generated (L network calls). Sampling keeps keys and values of
+earlier positions.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""What every rival shares: a configuration, strict files, a counted and row-wise sampler loop, and bounds from row losses.
+"""What every rival shares: configuration, strict files, a counted and row-wise sampler loop, bounds from row losses.
 
-A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the `LanguageModel`
-protocol follows. Rivals run from data (tau = 0) to noise (tau = 1) inside their own files, as their papers do.
+A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the
+`LanguageModel` protocol follows. Rivals run from data (tau = 0) to noise (tau = 1) inside their own files, as
+their papers do.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from convergeflow.convergeflow import _without_bars
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
+from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.records import Bound, Loss, Observer, Samples
 from convergeflow.sampling import Clamp, batches, default_batch
@@ -30,7 +29,7 @@ MONITOR_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 class RivalConfig(PreTrainedConfig):
-    """The shape of the trunk, the same names as ConvergeFlow's; fields that a subclass adds are its method's own options."""
+    """The shape of the trunk, under ConvergeFlow's names; fields that a subclass adds are its method's own options."""
 
     vocabulary: int = 50257
     width: int = 768
@@ -157,7 +156,7 @@ class Rival(PreTrainedModel):
     # -- training ------------------------------------------------------------------------------------------------------
 
     def enter_stage(self, stage: Any) -> None:
-        """Train everything: a rival has one objective. The first stage's steps are the horizon of what changes with time."""
+        """Train everything: a rival has one objective. The first stage's steps are its `horizon`."""
         self.requires_grad_(True)
         if int(self.horizon) == 0:
             self.horizon.fill_(int(stage.steps))
@@ -190,14 +189,17 @@ class Rival(PreTrainedModel):
 
     @torch.no_grad()
     def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8) -> Bound:
-        """An upper bound on -log p(tokens), in nats per token: `repeats` times per row, one in each of as many strata."""
+        """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
         if self.bound_kind is None:
             raise UserError(f"{self.method} has no likelihood bound")
+        found = []
         with self.evaluating():
-            rows = torch.stack([
-                self.row_bounds(tokens, ((k + draws.uniform()) / repeats).to(tokens.device), draws).double()
-                for k in range(repeats)
-            ]).mean(0)  # fmt: skip
+            for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
+                stream = draws.select(range(len(tokens))[part])
+                times = [(k + stream.uniform()) / repeats for k in range(repeats)]
+                parts = [self.row_bounds(tokens[part], time.to(tokens.device), stream) for time in times]
+                found.append(torch.stack(parts).double().mean(0))
+        rows = torch.cat(found)
         error = float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else float("nan")
         return Bound(float(rows.mean()), error, repeats, self.bound_kind, tokens.numel())
 
@@ -261,7 +263,7 @@ class Rival(PreTrainedModel):
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """config.json, model.safetensors, and the tokenizer where there is one."""
-        with _without_bars():
+        with quietly():
             super().save_pretrained(save_directory, **kwargs)
         if self.tokenizer is not None:
             self.tokenizer.save(save_directory)
@@ -269,17 +271,7 @@ class Rival(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Load a checkpoint folder in float32; a missing or unexpected weight is an error, not a warning."""
-        check_type(folder, cls.config_class.model_type)
-        kwargs.setdefault("dtype", torch.float32)
-        wanted_info = kwargs.pop("output_loading_info", False)
-        with _without_bars():
-            model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
-        wrong = [str(key) for name in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
-                 for key in info.get(name) or ()]  # fmt: skip
-        if wrong:
-            raise UserError(f"{folder} does not hold this model (missing, unexpected or mis-shaped: {wrong[0]})")
-        model.eval()
-        return (model, info) if wanted_info else model
+        return load_strictly(cls, folder, *args, **kwargs)
 
     def num_parameters_without_table(self) -> int:
         """All parameters but the input table."""
@@ -292,22 +284,6 @@ def register(config: type[RivalConfig], model: type[Rival]) -> None:
     model.config_class = config
     AutoConfig.register(config.model_type, config)
     AutoModel.register(config, model)
-
-
-def check_type(folder: Any, model_type: str) -> None:
-    """Refuse a folder that holds another kind of model; a name that is no folder is left to transformers."""
-    path = Path(str(folder))
-    if not path.exists():
-        return
-    config = path / "config.json"
-    if not config.is_file():
-        raise UserError(f"{path} is not a checkpoint folder: it has no config.json")
-    try:
-        found = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        raise UserError(f"{config} is not valid JSON") from None
-    if found != model_type:
-        raise UserError(f"{path} holds a model of type {found!r}, not {model_type!r}")
 
 
 @dataclass(frozen=True)
@@ -324,8 +300,9 @@ class Known:
                        torch.zeros(rows, length, dtype=torch.bool, device=device))  # fmt: skip
         if clamp.tokens.shape != clamp.known.shape or clamp.tokens.shape[-1] != length:
             raise UserError(f"the known tokens must have length {length}, not {tuple(clamp.tokens.shape)}")
-        both = [value[part] if value.dim() == 2 else value.expand(rows, length) for value in (clamp.tokens, clamp.known)]
-        return cls(both[0].to(device), both[1].to(device))
+        pair = (clamp.tokens, clamp.known)
+        tokens, mask = (value[part] if value.dim() == 2 else value.expand(rows, length) for value in pair)
+        return cls(tokens.to(device), mask.to(device))
 
     def __bool__(self) -> bool:
         return bool(self.mask.any())

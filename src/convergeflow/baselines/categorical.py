@@ -1,8 +1,9 @@
 """Draws from categorical laws that keep the tail, with one stream of random numbers per row.
 
-The draw is a race of exponential clocks, argmax_j log p_j - log E_j with E_j ~ Exp(1), in float64 where the device has
-it. Float32 uniforms end at 1 - 2^-24 and cut the Gumbel noise at 16.6: rare tokens lose their mass, entropy falls and
-perplexity looks better than it is. There is no cumulative sum, whose rounding would erode a long tail as well.
+The draw is a race of exponential clocks, argmax_j log p_j - log E_j with E_j ~ Exp(1), in float64 where the
+device has it. Float32 uniforms end at 1 - 2^-24 and cut the Gumbel noise at 16.6: rare tokens lose their
+mass, entropy falls and perplexity looks better than it is. There is no cumulative sum, whose rounding would
+erode a long tail as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
 
 CELLS = 1 << 21
-"""Positions x tokens of one row that are drawn at once; it depends on the vocabulary alone, so that no batch changes a draw."""
+"""Positions x tokens of a row drawn at once; what is drawn depends on the row alone, never on the batch."""
 
 
 def draw(log_weights: Tensor, draws: RowDraws) -> Tensor:

@@ -1,8 +1,9 @@
-"""Duo: uniform-state diffusion, trained first on the argmax of a Gaussian diffusion (Sahoo et al. 2025, arXiv 2506.10892).
+"""Duo: uniform-state diffusion, taught first by the argmax of a Gaussian one (Sahoo et al. 2025, arXiv 2506.10892).
 
-tau = 0 is data, tau = 1 noise: a token survives with probability a(tau) and is replaced by a uniform one otherwise. The
-ELBO's optimum is the leave-one-out posterior P(x^i | x_tau without position i). During the first half of training (the
-curriculum) the network reads softmax(w/temperature) of a Gaussian w whose argmax is the noisy token.
+tau = 0 is data, tau = 1 noise: a token survives with probability a(tau) and is replaced by a uniform one
+otherwise. The ELBO's optimum is the leave-one-out posterior P(x^i | x_tau without position i). During the
+first half of training (the curriculum) the network reads softmax(w/temperature) of a Gaussian w whose argmax
+is the noisy token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from convergeflow.errors import UserError, unknown_name
 from convergeflow.randomness import RowDraws
 
 CURRICULUM_SHARES = (0.945471, 0.049327)
-"""Survival a at the ends of the published curriculum (gamma from -3.55 to -1.85 at K = 50257), carried over to any K."""
+"""Survival a at the ends of the published curriculum (gamma -3.55 to -1.85 at K = 50257), carried over to any K."""
 
 
 def elbo(log_x: Tensor, noisy: Tensor, target: Tensor, a: Tensor, rate: Tensor) -> Tensor:

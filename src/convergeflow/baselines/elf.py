@@ -1,10 +1,10 @@
 """ELF: a flow on the outputs of a frozen contextual encoder, with a decoder in the same network (arXiv 2605.10938).
 
-t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, x the encoder's output; the network regresses x (velocity loss) for
-80 % of the examples and decodes tokens from lightly corrupted x for the rest. Self-conditioning guidance is distilled
-into it and set by a scalar. Two encoders: `t5`, T5-small as published, on T5 tokens; `embedded`, a small one trained here
-by masked-token prediction in a `ce` stage and frozen in the `mse` stage. The trunk is the package's shared one (time by
-modulation; guidance and mode as prefix tokens).
+t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, x the encoder's output; the network regresses x
+(velocity loss) for 80 % of the examples and decodes tokens from lightly corrupted x for the rest. Self-
+conditioning guidance is distilled into it and set by a scalar. Two encoders: `t5`, T5-small as published, on
+T5 tokens; `embedded`, a small one trained here by masked-token prediction in a `ce` stage and frozen in the
+`mse` stage. The trunk is the package's shared one (time by modulation; guidance and mode as prefix tokens).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EmbeddedEncoder(nn.Module):
 
 
 class T5Encoder:
-    """T5's encoder from transformers, frozen, outside the module tree: it is neither trained nor saved with the model."""
+    """T5's encoder from transformers, frozen and outside the module tree: neither trained nor saved with the model."""
 
     def __init__(self, name: str, deviation: float) -> None:
         self.name, self.deviation = name, deviation
@@ -200,7 +200,7 @@ class ElfModel(Rival):
         if self.encoder is None:
             return
         if not self.teaches_encoder and int(self.encoder_passes) == 0:
-            raise UserError("elf's embedded encoder is untrained: put a ce stage, which trains it, before the mse stage")
+            raise UserError("elf's embedded encoder is untrained: put a ce stage before the mse stage to train it")
         self.network.requires_grad_(not self.teaches_encoder)
         self.encoder.requires_grad_(self.teaches_encoder)
 
@@ -299,7 +299,7 @@ class ElfModel(Rival):
         if kind == "uniform":
             inner = (torch.arange(1, num_steps) / num_steps).double().expand(run.rows, -1)
         else:
-            inner = logit_normal(run.draws.uniform(num_steps - 1), TIME_LAW).sort(-1).values if num_steps > 1 else ends[0][:, :0]
+            inner = logit_normal(run.draws.uniform(num_steps - 1), TIME_LAW).sort(-1).values
         return torch.cat([ends[0], inner, ends[1]], dim=1).float().to(run.device)
 
 

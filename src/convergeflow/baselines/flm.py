@@ -1,8 +1,9 @@
 """FLM: a flow on one-hot vectors (arXiv 2602.16813).
 
-t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right with a chance
-that grows linearly in t. The network reads the raw vector and t, and is trained by cross-entropy without weight. There is
-no bound. The reference has no temperature; here one acts on the predicted probabilities, and 1 is the reference.
+t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right
+with a chance that grows linearly in t. The network reads the raw vector and t, and is trained by cross-
+entropy without weight. There is no bound. The reference has no temperature; here one acts on the predicted
+probabilities, and 1 is the reference.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class FlmModel(Rival):
 
     def warp(self, t: Tensor) -> Tensor:
         """c(t)."""
-        return torch.from_numpy(interpolation_at(t.cpu().double().numpy(), self.config.vocabulary)).to(t.device)
+        c = interpolation_at(t.cpu().double().numpy(), self.config.vocabulary)
+        return torch.as_tensor(c, device=t.device)
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         t = 1.0 - times  # `times` are shares of noise

@@ -1,8 +1,9 @@
 """LangFlow: ConvergeFlow's network trained by cross-entropy alone, table and schedule included (arXiv 2604.11748).
 
-Its own sampler makes one call per step, conditioned on the previous step's prediction, on an even grid of q = 1 - t; with
-`settings=` it runs under every sampling control of ConvergeFlow, which separates objective from sampler. Two likelihood
-bounds: `sde` (the diffusion ELBO) and `ode` (change of variables along the flow, divergence by random probes).
+Its own sampler makes one call per step, conditioned on the previous step's prediction, on an even grid of q =
+1 - t; with `settings=` it runs under every sampling control of ConvergeFlow, which separates objective from
+sampler. Two likelihood bounds: `sde` (the diffusion ELBO) and `ode` (change of variables along the flow,
+divergence by random probes).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModel
 
 from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.errors import UserError, unknown_name
@@ -105,16 +107,26 @@ def _noise(draws: RowDraws, like: Tensor) -> Tensor:
     return draws.normal(*like.shape[1:], dtype=torch.float64).to(like)
 
 
+class LangFlowConfig(ConvergeFlowConfig):
+    """ConvergeFlow's, under a type of its own so that a checkpoint comes back with its own sampler."""
+
+    model_type = "convergeflow-langflow"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "method": "langflow"})
+
+
 class LangFlowModel(ConvergeFlowModel):
-    """The same checkpoint type as ConvergeFlow with method `langflow`, so that either class opens either's folder."""
+    """The weights have ConvergeFlow's names: `--init-from` takes them over for its second stage."""
+
+    config_class = LangFlowConfig
 
     KNOBS: ClassVar[dict[str, Any]] = {"settings": None}
     FRONTIER: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     bound_kind: ClassVar[str | None] = "sde"
 
-    def __init__(self, config: ConvergeFlowConfig) -> None:
+    def __init__(self, config: LangFlowConfig) -> None:
         super().__init__(config)
-        config.method = "langflow"
         if config.predictor != "weighted" or self.learned_schedule is None:
             raise UserError("langflow needs the weighted predictor and a gumbel schedule")
         self.objective, self.fits_schedule = Objective("ce"), True
@@ -174,3 +186,7 @@ class LangFlowModel(ConvergeFlowModel):
         mean = torch.stack(rows).mean(0)
         error = float(mean.std() / len(mean) ** 0.5) if len(mean) > 1 else float("nan")
         return Bound(float(mean.mean()), error, repeats, kind, tokens.numel())
+
+
+AutoConfig.register(LangFlowConfig.model_type, LangFlowConfig)
+AutoModel.register(LangFlowConfig, LangFlowModel)

@@ -1,7 +1,8 @@
 """MDLM: masked diffusion with the SUBS parameterisation (Sahoo et al. 2024, arXiv 2406.07524).
 
-tau = 0 is data, tau = 1 all mask. Each position is masked with probability 1 - a(tau), a = 1 - (1 - eps) tau. The network
-sees no time. Masked positions pay -log x_th with weight a'/(1 - a) = 1/tau; an unmasked token is carried over and free.
+tau = 0 is data, tau = 1 all mask. Each position is masked with probability 1 - a(tau), a = 1 - (1 - eps) tau.
+The network sees no time. Masked positions pay -log x_th with weight a'/(1 - a) = 1/tau; an unmasked token is
+carried over and free.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class MdlmModel(Rival):
         return self.masked_nll(tokens, masked).mean(-1) / tau
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
-        """Masking with probability tau exactly: the network sees no time, so the cut-offs of training are not needed."""
+        """Masking with probability tau itself: the network sees no time, so training's cut-offs are not needed."""
         masked = draws.uniform(tokens.shape[1]).to(tokens.device) < times[:, None]
         return self.masked_nll(tokens, masked).mean(-1) / times
 

@@ -1,10 +1,10 @@
 """Plaid: diffusion on low-dimensional token embeddings, trained by its likelihood (Gulrajani & Hashimoto 2023).
 
-tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy at tau = 0,
--0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one ConvergeFlow took over:
-softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is the package's shared one (noise level
-by modulation instead of an added input). Times come from the trainer's strata, so the split between the two kinds of
-rows is a threshold on them.
+tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy
+at tau = 0, -0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one
+ConvergeFlow took over: softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is
+the package's shared one (noise level by modulation instead of an added input). Times come from the trainer's
+strata, so the split between the two kinds of rows is a threshold on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from convergeflow.records import Loss
 STEPS = ("ancestral", "ddim")
 STATISTICS_DECAY = 0.997
 KERNEL_RAMP = 0.05
-"""Share of the first stage over which the kernel term grows to its exact size (5000 of 92000 steps in the reference)."""
+"""Share of the first stage over which the kernel term grows to its exact size (reference: 5000 of 92000 steps)."""
 LEAST_SHARE = 1 / 16
 """Neither kind of row may vanish from the batch."""
 
@@ -180,7 +180,8 @@ class PlaidModel(Rival):
     ) -> Weighted:
         """Weights of the tokens and x_hat = sum_j w_j e_j."""
         kernel = self.kernel_scale * at.kernel[:, None]
-        return weigh(h, self.network.head.weight, self.network.head.bias, z, kernel, table, targets=targets, token=token)
+        head = self.network.head
+        return weigh(h, head.weight, head.bias, z, kernel, table, targets=targets, token=token)
 
     def predict(self, z: Tensor, at: Level, condition: Tensor, **wanted: Any) -> Weighted:
         """One network call."""
@@ -225,7 +226,7 @@ class PlaidModel(Rival):
         draws: RowDraws,
         emphasis: _Emphasis | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Per row, the cross-entropy (where `clean`) or the diffusion term, and the divergence at tau = 1; nats per token."""
+        """Per row, cross-entropy (where `clean`) or diffusion term, and the divergence at tau = 1; nats per token."""
         gamma, slope = self.noise_schedule(tau, emphasis)
         end = Level(self.noise_schedule(torch.ones_like(tau[:1]))[0])
         table = self.network.embedding.rows()
@@ -276,7 +277,7 @@ class PlaidModel(Rival):
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
-        """nfe - 1 calls along tau = 1 .. 0 and one at gamma_0 that is decoded; the noise estimate is divided by temperature."""
+        """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""
         run.refuse_known(self.method)
         if step not in STEPS:
             raise unknown_name("step", step, STEPS)

@@ -1,8 +1,9 @@
 """SEDD: score entropy discrete diffusion, absorbing and uniform (Lou et al. 2024, arXiv 2310.16834).
 
-tau = 0 is data, tau = 1 noise. The network gives log scores log s_y ~ log p_tau(y)/p_tau(x) of changing the token x into y;
-the loss is the score entropy sigma' sum_y Q(y -> x) [s_y - r_y log s_y + r_y (log r_y - 1)], r_y = p(y|x0)/p(x|x0),
-averaged over positions. Both graphs share the samplers: `analytic` (Tweedie tau-leaping) and `euler`.
+tau = 0 is data, tau = 1 noise. The network gives log scores log s_y ~ log p_tau(y)/p_tau(x) of changing the
+token x into y; the loss is the score entropy sigma' sum_y Q(y -> x) [s_y - r_y log s_y + r_y (log r_y - 1)],
+r_y = p(y|x0)/p(x|x0), averaged over positions. Both graphs share the samplers: `analytic` (Tweedie tau-
+leaping) and `euler`.
 """
 
 from __future__ import annotations

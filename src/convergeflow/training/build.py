@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from convergeflow.baselines import METHODS
 from convergeflow.config import RunConfig
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -36,9 +37,10 @@ def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], No
 
 
 def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
-    from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+    from convergeflow.convergeflow import ConvergeFlowModel
 
     wanted = config.model
+    kind = METHODS.get(wanted.method, ConvergeFlowModel)
     if wanted.options:
         raise UserError(
             f"model.options.{min(wanted.options)}: method {wanted.method!r} has no options of its own"
@@ -50,7 +52,7 @@ def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
             "scale": wanted.schedule.scale,
             "cutoff": wanted.schedule.cutoff,
         }
-    described = ConvergeFlowConfig(
+    described = kind.config_class(
         vocabulary=vocabulary,
         width=wanted.width,
         depth=wanted.depth,
@@ -64,14 +66,24 @@ def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
         context_free_input=wanted.context_free_input,
         method=wanted.method,
     )
-    model = ConvergeFlowModel(described)
+    model = kind(described)
     model.network.backbone.recompute = config.recompute
+    return model
+
+
+def _rival(config: RunConfig, vocabulary: int) -> nn.Module:
+    kind = METHODS[config.model.method]
+    model = kind(kind.config_class.from_run(config.model, vocabulary=vocabulary, length=config.corpus.length))
+    backbone = getattr(model.network, "backbone", None)  # the autoregressive one has blocks of its own
+    if backbone is not None:
+        backbone.recompute = config.recompute
     return model
 
 
 BUILDERS: dict[str, Callable[[RunConfig, int], nn.Module]] = {
     "convergeflow": _flow,
-    "langflow": _flow,  # the same network; the stages say which objective
+    **dict.fromkeys(METHODS, _rival),
+    "langflow": _flow,  # the same network under its own objective and sampler
 }
 """Method name -> builder."""
 
