@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,21 +91,24 @@ def evaluate(
     else:
         from convergeflow import zoo
 
-        loaded = zoo.load_model(model or zoo.DEFAULT_MODEL, device=device)
-        drawn = draw(
-            loaded, model or zoo.DEFAULT_MODEL, sampling, parse_knobs(knobs), num, length, seed, batch, keep
-        )
+        name = model or zoo.DEFAULT_MODEL
+        loaded = zoo.load_model(name, device=device)
+        options = sample_arguments(loaded, sampling, parse_knobs(knobs))
+        with progress("sampling", num) as bar:
+            drawn = draw(
+                loaded, name, options, num=num, length=length, seed=seed, batch=batch, keep=keep, advance=bar.advance
+            )
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
-    name = scorer or default_scorer(reference)
-    if name == "exact" and len(chosen) > 1:
+    judge = scorer or default_scorer(reference)
+    if judge == "exact" and len(chosen) > 1:
         note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
         chosen = protocols_named("ours-1")
-    assessor = Assessor(scorer_named(name, device=device, say=note), reference)
+    assessor = Assessor(scorer_named(judge, device=device, say=note), reference)
     command = "convergeflow " + shlex.join(sys.argv[1:])
     texts = len(drawn.ids) + (0 if reference is None or reference.real is None else len(reference.real))
-    with progress(f"scoring with {name}", texts * len(chosen)) as bar:
+    with progress(f"scoring with {judge}", texts * len(chosen)) as bar:
         records = [assessor.assess(drawn, each, command=command, progress=bar.advance) for each in chosen]
     if bound:
         if loaded is None:
@@ -147,21 +150,22 @@ def parse_knobs(pairs: list[str] | None) -> dict[str, Any]:
 def draw(
     loaded: Any,
     name: str,
-    sampling: SamplingOptions,
-    knobs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
     num: int,
     length: int | None,
     seed: int,
     batch: int | None,
-    keep: Path | None,
-    describe: str = "sampling",
+    keep: Path | None = None,
+    advance: Callable[[int], None] = lambda done: None,
 ) -> SampleSet:
-    """Samples of a loaded model under the user's options, with a progress bar."""
+    """Samples of a loaded model; `options` are those of `model.sample`, `advance` hears of every batch."""
+    from dataclasses import replace
+
     from convergeflow import sample_file, zoo
     from convergeflow.evaluation.assessment import SampleSet
     from convergeflow.sampling import default_batch
 
-    options = sample_arguments(loaded, sampling, knobs)
     length = length or loaded.config.length
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
     weights = zoo.weights_hash(zoo.locate(name))
@@ -171,17 +175,13 @@ def draw(
     def make(group: Any) -> Any:
         return loaded.sample(len(group), length, seeds=list(group), batch=size, **options)
 
-    with progress(describe, num) as bar:
-        if keep is not None:
-            sample_file.collect(keep, seeds, size, make, f"{name}@{weights}", on_batch=bar.advance)
-            drawn = SampleSet.from_lines(sample_file.read_samples(keep), loaded.tokenizer)
-            return SampleSet(
-                drawn.ids, drawn.seeds, drawn.calls, drawn.settings, about, loaded.tokenizer, drawn.documents
-            )
-        parts = []
-        for first in range(0, num, size):
-            parts.append(SampleSet.of(make(seeds[first : first + size]), about, loaded.tokenizer))
-            bar.advance(len(parts[-1].ids))
+    if keep is not None:
+        sample_file.collect(keep, seeds, size, make, f"{name}@{weights}", on_batch=advance)
+        return replace(SampleSet.from_lines(sample_file.read_samples(keep), loaded.tokenizer), model=about)
+    parts = []
+    for first in range(0, num, size):
+        parts.append(SampleSet.of(make(seeds[first : first + size]), about, loaded.tokenizer))
+        advance(len(parts[-1].ids))
     return SampleSet.joined(parts)
 
 

@@ -1,0 +1,273 @@
+"""Frontiers: Gen. PPL against entropy along a control, and Gen. PPL at the data's own entropy.
+
+A single point can be moved to almost any Gen. PPL by giving up entropy, so systems are compared at one entropy, the
+data's. Between neighbouring points in entropy log Gen. PPL is taken as linear; beyond the outermost points nothing is
+claimed. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since
+their errors go together, and the data's entropy varies with its own standard error.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convergeflow.errors import UserError
+from convergeflow.evaluation.estimate import Floats, finite
+from convergeflow.evaluation.record import Record, check_comparable, number
+
+BOOTSTRAPS = 1000
+HOW = (
+    "log Gen. PPL is interpolated linearly in entropy between the two points whose entropies enclose the data's; "
+    f"uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds together), "
+    "the data's entropy varied with its standard error; no extrapolation"
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of the control and what was measured there."""
+
+    value: Any
+    gen_ppl: float
+    gen_ppl_se: float
+    entropy: float
+    entropy_se: float
+    nfe: int
+    n: int
+    seeds: Any
+    nll: Floats
+    """Nats of each sample."""
+    tokens: Floats
+    entropies: Floats
+    valid: float | None = None
+    file: str | None = None
+
+    @classmethod
+    def from_record(cls, value: Any, record: Record, file: str | None = None) -> Point:
+        """A point from an evaluation record."""
+        each = record["per_sample"]
+        missing = math.nan
+        return cls(
+            value,
+            record["gen_ppl"] if record["gen_ppl"] is not None else math.inf,
+            record["gen_ppl_se"] if record["gen_ppl_se"] is not None else missing,
+            record["entropy"],
+            record["entropy_se"] if record["entropy_se"] is not None else missing,
+            record["nfe"],
+            record["n"],
+            record["seeds"],
+            np.array(each["nll"], dtype=np.float64),
+            np.array(each["tokens"], dtype=np.float64),
+            np.array([missing if entropy is None else entropy for entropy in each["entropy"]]),
+            record.get("valid"),
+            file,
+        )
+
+    def resampled(self, picks: np.ndarray[Any, Any]) -> tuple[Floats, Floats]:
+        """(entropy, log Gen. PPL) of resamples [b, n], each [b]."""
+        return np.nanmean(self.entropies[picks], axis=1), self.nll[picks].sum(1) / self.tokens[picks].sum(1)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "value": self.value,
+            "gen_ppl": finite(self.gen_ppl),
+            "gen_ppl_se": finite(self.gen_ppl_se),
+            "entropy": self.entropy,
+            "entropy_se": finite(self.entropy_se),
+            "nfe": self.nfe,
+            "n": self.n,
+            "valid": self.valid,
+            "record": self.file,
+        }
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Gen. PPL where a curve has the data's entropy; `gen_ppl` is None where it never has."""
+
+    gen_ppl: float | None
+    se: float | None
+    low: float | None
+    """2.5 % of the bootstrap."""
+    high: float | None
+    between: tuple[Any, Any] | None
+    says: str
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "gen_ppl": self.gen_ppl,
+            "se": self.se,
+            "interval_95": None if self.low is None else [self.low, self.high],
+            "between": None if self.between is None else list(self.between),
+            "says": self.says,
+        }
+
+
+def interpolate(
+    points: Sequence[Point], entropy: float, entropy_se: float = 0.0, *, bootstraps: int = BOOTSTRAPS, seed: int = 0
+) -> Crossing:
+    """Gen. PPL of a curve at an entropy; see the head of this file for how."""
+    ordered = sorted((point for point in points if math.isfinite(point.gen_ppl)), key=lambda point: point.entropy)
+    if not ordered:
+        return Crossing(None, None, None, None, None, "no point has a finite Gen. PPL")
+    lowest, highest = ordered[0].entropy, ordered[-1].entropy
+    if not lowest <= entropy <= highest:
+        where = "below" if highest < entropy else "above"
+        says = (
+            f"stays {where} the data's entropy {entropy:.3f} ({lowest:.3f} to {highest:.3f}): "
+            "no value without extrapolation"
+        )
+        return Crossing(None, None, None, None, None, says)
+    above = next(i for i, point in enumerate(ordered) if point.entropy >= entropy)
+    left, right = ordered[max(above - 1, 0)], ordered[above]
+    known = [point.entropy for point in ordered], [math.log(point.gen_ppl) for point in ordered]
+    value = float(np.interp(entropy, *known))
+    draws = _bootstrap(ordered, entropy, entropy_se, bootstraps, seed)
+    gen_ppl, se = math.exp(value), math.exp(value) * float(draws.std(ddof=1))
+    low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
+    says = (
+        f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} "
+        f"(95 %: {low:.3g} to {high:.3g}; between {left.value} and {right.value})"
+    )
+    return Crossing(gen_ppl, se, low, high, (left.value, right.value), says)
+
+
+def _bootstrap(points: Sequence[Point], entropy: float, entropy_se: float, times: int, seed: int) -> Floats:
+    """log Gen. PPL at the data's entropy in resamples of the whole curve, [times].
+
+    A resample may leave the data's entropy just outside its outermost points; then the nearest of them counts.
+    """
+    rng = np.random.default_rng([seed, 0xF20])
+    targets = entropy + entropy_se * rng.standard_normal(times)
+    together: dict[str, np.ndarray[Any, Any]] = {}
+    drawn = []
+    for point in points:
+        num = len(point.nll)
+        key = f"{point.seeds}:{num}"
+        if key not in together:
+            together[key] = rng.integers(0, num, (times, num))
+        drawn.append(point.resampled(together[key]))
+    entropies, values = (np.stack([pair[side] for pair in drawn], axis=1) for side in (0, 1))
+    found = np.empty(times)
+    for b in range(times):
+        order = np.argsort(entropies[b], kind="stable")
+        found[b] = np.interp(targets[b], entropies[b][order], values[b][order])
+    return found
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points along one control with everything else fixed."""
+
+    label: str
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Curves of one model, corpus and protocol, and the data's own point."""
+
+    title: str
+    control: str
+    curves: list[Curve]
+    real: Mapping[str, Any]
+    """gen_ppl, gen_ppl_se, entropy, entropy_se of real text; empty where there is none."""
+    scorer: str
+    protocol: str
+    facts: Mapping[str, Any]
+    """What else a reader needs: model, corpus, length, n, command."""
+    floor: float | None = None
+    """exp of the data's true entropy per token, where it is known."""
+
+    @classmethod
+    def from_records(
+        cls,
+        title: str,
+        control: str,
+        curves: Mapping[str, Sequence[tuple[Any, Record, str | None]]],
+        *,
+        force: bool = False,
+        command: str | None = None,
+    ) -> Frontier:
+        """From (value, record, file) of each point; records that measure different things are refused."""
+        records = [record for points in curves.values() for _, record, _ in points]
+        if not records:
+            raise UserError("a frontier needs at least one point")
+        check_comparable(records, force=force)
+        first = records[0]
+        exact = first.get("exact") or {}
+        floor = math.exp(exact["entropy_per_token"]) if first["scorer"] == "exact" and exact else None
+        return cls(
+            title,
+            control,
+            [
+                Curve(label, [Point.from_record(value, record, file) for value, record, file in points])
+                for label, points in curves.items()
+            ],
+            first.get("real") or {},
+            first["scorer"],
+            first["protocol"],
+            {
+                "model": first.get("model"),
+                "corpus": first.get("corpus"),
+                "length": first.get("length"),
+                "n": first["n"],
+                "versions": first.get("versions"),
+                "command": command,
+                "arithmetic": first.get("arithmetic"),
+            },
+            floor,
+        )
+
+    def crossing(self, curve: Curve) -> Crossing:
+        """Gen. PPL of a curve at the data's entropy."""
+        if self.real.get("entropy") is None:
+            return Crossing(None, None, None, None, None, "there is no real text to take the entropy from")
+        return interpolate(curve.points, self.real["entropy"], self.real.get("entropy_se") or 0.0)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "kind": "frontier",
+            "format": 1,
+            "title": self.title,
+            "control": self.control,
+            "scorer": self.scorer,
+            "protocol": self.protocol,
+            "real": dict(self.real),
+            "floor": self.floor,
+            "how": HOW,
+            **dict(self.facts),
+            "curves": [
+                {
+                    "label": curve.label,
+                    "points": [point.describe() for point in curve.points],
+                    "at_data_entropy": self.crossing(curve).describe(),
+                }
+                for curve in self.curves
+            ],
+        }
+
+    def write_csv(self, path: Path) -> None:
+        """One line per point, the data's own last."""
+        measured = ["gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "valid", "record"]
+        columns = ["curve", self.control, "nfe", "n", *measured]
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            for curve in self.curves:
+                for point in curve.points:
+                    row = point.describe()
+                    shown = [curve.label, point.value, *(row[name] for name in columns[2:])]
+                    writer.writerow(["" if value is None else value for value in shown])
+            if self.real:
+                row = dict(self.real)
+                writer.writerow(["real text", "", "", *("" if row.get(c) is None else row[c] for c in columns[3:])])
