@@ -22,12 +22,12 @@ from convergeflow.experiments.workspace import Workspace
 CONTROLS = {"scg": "w_scg", "ug": "w_ug", "refine": "K"}
 CHOSEN: dict[tuple[str, int], dict[tuple[str, str], tuple[float, ...]]] = {
     ("embedded", 64): {
-        ("refine", "standard"): (1, 2, 3, 5),
+        ("refine", "standard"): (1, 3, 5),
         ("refine", "adaptive"): (10, 20, 40),
         ("scg", "standard"): (1.0, 2.0, 4.0, 8.0),
         ("scg", "adaptive"): (20.0, 60.0, 100.0),
         ("ug", "standard"): (0.02, 0.04, 0.08),
-        ("ug", "adaptive"): (0.5, 1.0, 2.0),
+        ("ug", "adaptive"): (0.5, 2.0),
     },
     ("embedded", 128): {
         ("refine", "standard"): (1, 5),

@@ -18,7 +18,7 @@ from scipy.stats import chi
 from convergeflow.experiments import models, paper, plotting
 from convergeflow.experiments.bench import Bench, seeds_of
 from convergeflow.experiments.registry import Claim, Cost, Experiment, Result, Table
-from convergeflow.experiments.scale import LANGUAGE_SCALES, Scale
+from convergeflow.experiments.scale import LANGUAGE_SCALES, SCALES, Scale
 from convergeflow.experiments.verdict import Judgement, decide, equal, exactly
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.convergence import percentile_band
@@ -213,9 +213,9 @@ def tabulate(result: Result) -> list[Table]:
     return [Table(title, columns, rows)]
 
 
-def _claim(name: str, statement: str, judge: Any) -> Claim:
-    return Claim(name, statement, "Section 4.1, Figure 2", judge, scales=LANGUAGE_SCALES,
-                 needs="models trained for longer than seconds")  # fmt: skip
+def _claim(name: str, statement: str, judge: Any, scales: tuple[str, ...] = LANGUAGE_SCALES) -> Claim:
+    needs = "a direct predictor that was trained for longer than seconds"
+    return Claim(name, statement, "Section 4.1, Figure 2", judge, scales=scales, needs=needs)
 
 
 EXPERIMENT = Experiment(
@@ -228,7 +228,12 @@ EXPERIMENT = Experiment(
             "in the noise nearest and second-nearest distances are alike for both",
             _alike_in_noise,
         ),
-        _claim("approaches-one", "weighted: the nearest normalised distance approaches one", _approaches_one),
+        _claim(
+            "approaches-one",
+            "weighted: the nearest normalised distance approaches one",
+            _approaches_one,
+            SCALES,
+        ),
         _claim(
             "concentrated", "weighted: it stays tightly concentrated; direct: it varies more", _concentrated
         ),

@@ -61,9 +61,13 @@ def draw(result: Result, folder: Path) -> list[Path]:
                 capsize=2,
                 label=label,
             )
-        panel.axhline(result.values["real"][number], color="grey", linestyle=":", label="real text")
+        real = result.values["real"]
+        if number == "entropy" or min(r["values"]["gen_ppl"] for r in result.records) < 20 * real["gen_ppl"]:
+            panel.axhline(real[number], color="grey", linestyle=":", label="real text")
         plotting.count_axis(panel, [record["steps"] for record in _series(result, "midpoint")])
-        plotting.label_axes(panel, "steps N = network calls", unit, f"{unit} by grid ({result.scale})")
+        plotting.label_axes(
+            panel, "steps N = network calls", unit, f"{unit.split(' (')[0]} by grid ({result.scale})"
+        )
     axes[0].set_yscale("log")
     trade_off.plain_logarithm(axes[0])
     axes[0].legend(loc="best")

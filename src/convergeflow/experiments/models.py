@@ -154,7 +154,7 @@ def learned_table_model(workspace: Workspace, scale: Scale, parent: Kept) -> lis
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     corpus = corpus_for(workspace, scale)
     parts = [
-        _stage(f"part{index}", "mse", scale.collapse_steps // 4, lr=3e-3 if scale.size != "base" else 1e-4,
+        _stage(f"part{index}", "mse", scale.collapse_steps // 4, lr={"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name],
                learn_table=True, ramp=index == 0, keep_moments=index > 0)
         for index in range(4)
     ]  # fmt: skip

@@ -99,9 +99,10 @@ def draw(result: Result, folder: Path) -> list[Path]:
                 label=names[way],
             )
         real = result.values["real"]
-        panel.axhline(real[number], color="grey", linestyle=":", label="real text")
+        if number == "entropy" or min(r["values"]["gen_ppl"] for r in result.records) < 20 * real["gen_ppl"]:
+            panel.axhline(real[number], color="grey", linestyle=":", label="real text")
         plotting.count_axis(panel, sorted({record["steps"] for record in result.records}))
-        plotting.label_axes(panel, "solver steps N", unit, f"{unit} over N ({result.scale})")
+        plotting.label_axes(panel, "solver steps N", unit, f"{unit.split(' (')[0]} over N ({result.scale})")
     axes[0].set_yscale("log")
     trade_off.plain_logarithm(axes[0])
     axes[0].legend(loc="best")

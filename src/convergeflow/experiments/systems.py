@@ -111,9 +111,9 @@ def draw(result: Result, folder: Path) -> list[Path]:
         mine = system.name == OURS
         theirs.plot([system.entropy], [system.gen_ppl], "*" if mine else "o", markersize=12 if mine else 6,
                     color=plotting.COLOURS[index % len(plotting.COLOURS)])  # fmt: skip
-        left = system.entropy > 5.6
-        # Two pairs of systems lie close together; their names go to opposite sides.
-        above = {"MDLM": 7, "SEDD Absorb": -11, "LangFlow": -11, "FLM": 7}.get(system.name, -3)
+        # Some systems lie close together; their names go to different sides.
+        left = system.name in ("SEDD Absorb", "SEDD Uniform", "LangFlow")
+        above = {"SEDD Absorb": 5, "SEDD Uniform": -9, "LangFlow": -11}.get(system.name, -3)
         theirs.annotate(system.name, (system.entropy, system.gen_ppl), xytext=(-7 if left else 8, above),
                         textcoords="offset points", fontsize=8.5, ha="right" if left else "left")  # fmt: skip
     theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":")
@@ -131,7 +131,7 @@ def draw(result: Result, folder: Path) -> list[Path]:
                       color=plotting.COLOURS[index % 8], label=record["system"])  # fmt: skip
     real = result.values["real"]
     ours.axvline(real["entropy"], color="grey", linestyle=":")
-    ours.plot([real["entropy"]], [real["gen_ppl"]], "k*", markersize=10, label="real text")
+    trade_off.mark_real(ours, real, [gen_ppl for _, gen_ppl in points])
     ours.set_yscale("log")
     trade_off.plain_logarithm(ours)
     plotting.label_axes(

@@ -206,7 +206,7 @@ def draw_curves(
         )
         if real is not None:
             ours.axvline(real["entropy"], color="grey", linestyle=":", linewidth=1.2)
-            ours.plot([real["entropy"]], [real["gen_ppl"]], "k*", markersize=10, label="real text")
+            mark_real(ours, real, [point[0] for name in names for point in points_of(curve_of(result, name))])
         ours.set_yscale("log")
         theirs.set_yscale("log")
         for panel in (theirs, ours):
@@ -219,6 +219,14 @@ def draw_curves(
         theirs.legend(loc="best")
         ours.legend(loc="best")
     return plotting.save(figure, folder, name)
+
+
+def mark_real(axes: Any, real: dict[str, Any], around: Sequence[float]) -> None:
+    """A star for real text; where it is far below everything else a note, so that the curves keep the panel."""
+    if around and min(around) > 20 * real["gen_ppl"]:
+        axes.plot([], [], " ", label=f"real text: {real['gen_ppl']:.3g}, below")
+    else:
+        axes.plot([real["entropy"]], [real["gen_ppl"]], "k*", markersize=10, label="real text")
 
 
 def plain_logarithm(axes: Any) -> None:
