@@ -1,22 +1,20 @@
 """The front door: ConvergeFlow as a transformers model with `from_pretrained`, `save_pretrained` and `generate`.
 
-It follows the `LanguageModel` protocol, so the same trainer, evaluator and commands serve it and its rivals. LangFlow is
-the same network trained with the other objective. A checkpoint is a folder: config.json, model.safetensors, tokenizer.
+It follows the `LanguageModel` protocol, so the same trainer, evaluator and commands serve it and its rivals. LangFlow
+is the same network trained with the other objective. A checkpoint is a folder with config.json, model.safetensors and
+tokenizer files.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput, logging
+from transformers.utils import ModelOutput
 
 from convergeflow.config import SIZES
 from convergeflow.errors import UserError, unknown_name
@@ -24,9 +22,11 @@ from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_fo
 from convergeflow.model.head import Weighted
 from convergeflow.model.network import FlowNetwork
 from convergeflow.objective import LearnedGumbel, Objective, fixed_noise_report, flow_loss
+from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws
 from convergeflow.records import Loss, Observer, Samples
 from convergeflow.sampling import Clamp, Settings, batches, default_batch, initial_noise, integrate
+
 
 class ConvergeFlowConfig(PreTrainedConfig):
     """The shape of a model and its schedule."""
@@ -221,7 +221,10 @@ class ConvergeFlowModel(PreTrainedModel):
         batch: int | None = None,
         want_logits: bool = False,
     ) -> Samples:
-        """Generate `num` sequences; `settings` says how (its nfe wins), `noise` [num, length, width] replaces the seeds' own."""
+        """Generate `num` sequences; `settings` says how (its nfe wins).
+
+        `noise` [num, length, width] takes the place of what the seeds would draw.
+        """
         settings = settings or Settings(nfe=nfe)
         if len(seeds) != num:
             raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
@@ -257,7 +260,12 @@ class ConvergeFlowModel(PreTrainedModel):
         if want_logits:
             extras["logits"] = torch.cat([_present(outcome.logits) for outcome in outcomes]).cpu()
         texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
-        described = {**settings.describe(), "plan": outcomes[0].plan.describe(), "length": length, "batch": size}
+        described = {
+            **settings.describe(),
+            "plan": outcomes[0].plan.describe(),
+            "length": length,
+            "batch": size,
+        }
         return Samples(ids, list(seeds), int(calls.max()), described, texts, extras)
 
     def generate(  # type: ignore[override]
@@ -269,11 +277,11 @@ class ConvergeFlowModel(PreTrainedModel):
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """config.json and model.safetensors, the learned schedule written to both, and the tokenizer where there is one."""
+        """config.json and model.safetensors, with the learned schedule in both, and the tokenizer if there is one."""
         if self.learned_schedule is not None:
             self.config.schedule = self.learned_schedule.schedule().describe()
             self.config.schedule_entropy = self.learned_schedule.entropy.item()
-        with _without_bars():
+        with quietly():
             super().save_pretrained(save_directory, **kwargs)
         if self.tokenizer is not None:
             self.tokenizer.save(save_directory)
@@ -281,50 +289,12 @@ class ConvergeFlowModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> ConvergeFlowModel:  # type: ignore[override]
         """Load a checkpoint folder in float32; a missing or unexpected weight is an error, not a warning."""
-        _check_folder(folder)
-        kwargs.setdefault("dtype", torch.float32)  # files in half precision are for shipping, not for computing
-        wanted_info = kwargs.pop("output_loading_info", False)
-        with _without_bars():
-            model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
-        problems = {name: sorted(map(str, info.get(name) or ())) for name in
-                    ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}  # fmt: skip
-        if any(problems.values()):
-            said = "; ".join(f"{name}: {', '.join(keys[:4])}" for name, keys in problems.items() if keys)
-            raise UserError(f"{folder} does not hold this model ({said})")
-        model.eval()
-        return (model, info) if wanted_info else model
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Saving and loading take a moment; transformers' own bars would clutter ours."""
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
+        return load_strictly(cls, folder, *args, **kwargs)
 
 
 def _present(value: Tensor | None) -> Tensor:
     assert value is not None
     return value
-
-
-def _check_folder(folder: Any) -> None:
-    path = Path(str(folder))
-    if not path.exists():
-        return  # perhaps a hub name: transformers decides
-    config = path / "config.json"
-    if not config.is_file():
-        raise UserError(f"{path} is not a checkpoint folder: it has no config.json")
-    try:
-        kind = json.loads(config.read_text()).get("model_type")
-    except (ValueError, AttributeError):
-        raise UserError(f"{config} is not valid JSON") from None
-    if kind != ConvergeFlowConfig.model_type:
-        raise UserError(f"{path} holds a model of type {kind!r}, not 'convergeflow' (see `convergeflow import --help`)")
 
 
 class BoundPredictor:

@@ -1,4 +1,4 @@
-"""Tokens from the end of a trajectory, without a trained decoder (paper Eqs. 17, 18).
+"""Tokens from the end of a trajectory, without a trained decoder (paper Eqs. 27, 28).
 
 | rule | token at a position |
 |---|---|
@@ -6,8 +6,8 @@
 | `prediction` | embedding nearest to the final mu: the published code's "distance" |
 | `distance` | embedding nearest to the state after a closing update with the last mu to the end of the schedule |
 
-The state at the last grid point is never read as it is: with a clamped schedule it is still mostly noise. For equal norms
-the nearest e_j to x/alpha is the nearest alpha e_j to x.
+The state at the last grid point is never read as it is: with a clamped schedule it is still mostly noise. For equal
+norms the nearest e_j to x/alpha is the nearest alpha e_j to x.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Decoded:
         if rule not in RULES:
             raise unknown_name("token rule", rule, RULES)
         if rule not in self.tokens:
-            raise UserError(f"the direct predictor has no weights: use --decode prediction or distance, not {rule!r}")
+            raise UserError(
+                f"the direct predictor has no weights: use --decode prediction or distance, not {rule!r}"
+            )
         return self.tokens[rule]
 
     def agreements(self) -> dict[str, float]:

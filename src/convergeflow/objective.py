@@ -1,4 +1,4 @@
-"""What training minimises (paper Eq. 12; LangFlow's cross-entropy; self-conditioning, Sec. 2.1).
+"""What training minimises (paper Eq. 17; LangFlow's cross-entropy; self-conditioning, Sec. 2.1).
 
 `mse` is ConvergeFlow's only loss, (1 + alpha/sigma)^2 ||x* - mu||^2; `ce` is LangFlow's, which teaches the token table
 and fits a Gumbel schedule to it. The schedule's parameters never see the gradient of the main loss, which would push
@@ -57,12 +57,16 @@ class LearnedGumbel(nn.Module):
 
     def fit_loss(self, gamma: Tensor, cross_entropy: Tensor) -> Tensor:
         """Mean of (CE - h F(gamma))^2, with gradient to the schedule's own parameters alone."""
+        if len(gamma) == 0:
+            return 0.0 * (self.loc + self.scale + self.entropy).sum()
         z = (gamma.detach().to(self.loc.dtype) - self.loc) / self.scale.clamp_min(1e-2)
         curve = self.entropy * torch.exp(-torch.exp(-z))
         return (cross_entropy.detach().to(curve.dtype) - curve).square().mean()
 
 
-def noise_levels(schedule: Schedule, times: Tensor, draws: RowDraws, length: int, share: float) -> Coefficients:
+def noise_levels(
+    schedule: Schedule, times: Tensor, draws: RowDraws, length: int, share: float
+) -> Coefficients:
     """Coefficients [B], or [B, L] where a share of the sequences has independent times per position."""
     if share == 0.0:
         return schedule(times)
@@ -106,10 +110,12 @@ def flow_loss(
         raise UserError("the direct predictor cannot be trained with ce; set the stage's objective to mse")
     total = prediction.cross_entropy.mean()
     if learned is not None:
-        gamma = spread(at.gamma, prediction.cross_entropy).expand_as(prediction.cross_entropy)
-        per_level = gamma if at.gamma.dim() == 2 else gamma[:, 0]
-        ce = prediction.cross_entropy if at.gamma.dim() == 2 else prediction.cross_entropy.mean(-1)
-        fit = learned.fit_loss(per_level, ce)
+        gamma, ce = at.gamma, prediction.cross_entropy.mean(-1)
+        if gamma.dim() == 2:
+            # The sampler has one noise level per sequence: the schedule is fitted to sequences that have one, too.
+            uniform = (gamma == gamma[:, :1]).all(-1)
+            gamma, ce = gamma[uniform, 0], ce[uniform.to(ce.device)]
+        fit = learned.fit_loss(gamma, ce)
         parts |= {
             "schedule_fit": float(fit.detach()),
             "schedule_loc": learned.loc.item(),
@@ -123,7 +129,7 @@ def flow_loss(
 def _self_condition(
     network: FlowNetwork, x_t: Tensor, at: Coefficients, table: Tensor, objective: Objective, draws: RowDraws
 ) -> Tensor | None:
-    """c = stopgrad(mu(x_t, t, none)) for the drawn examples, zeros for the others; one pass over the drawn ones only."""
+    """c = stopgrad(mu(x_t, t, none)) for the drawn examples, which alone are passed; zeros for the others."""
     if objective.self_condition == 0.0:
         return None
     active = (draws.uniform() < objective.self_condition).nonzero()[:, 0]
@@ -139,9 +145,10 @@ def _self_condition(
 def fixed_noise_report(
     network: FlowNetwork, schedule: Schedule, gammas: list[float], tokens: Tensor, draws: RowDraws
 ) -> dict[str, float]:
-    """Cross-entropy, squared error and gain over the context-free predictor at fixed noise levels, self-conditioned once.
+    """Cross-entropy, squared error and gain over the context-free predictor at fixed noise levels.
 
-    The mean cross-entropy under a learned schedule is about h/2 whatever the model knows; these numbers are not.
+    Self-conditioned once. The mean cross-entropy under a learned schedule is about h/2 whatever the model knows; these
+    numbers are not.
     """
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)

@@ -20,7 +20,7 @@ from convergeflow.sampling import Step
 
 @dataclass
 class Trace:
-    """Per step and position: token, normalised distances to the nearest and second-nearest embedding, largest weight."""
+    """Per step and position: token, normalised distances to the two nearest embeddings, largest weight."""
 
     t: list[float] = field(default_factory=list)
     log_snr: list[float] = field(default_factory=list)
@@ -41,7 +41,12 @@ class Trace:
             weight = step.last.top_weight.to(distances.distance)
         second = distances.second_distance
         assert second is not None
-        for name, value in (("token", token), ("nearest", distances.distance), ("second", second), ("weight", weight)):
+        for name, value in (
+            ("token", token),
+            ("nearest", distances.distance),
+            ("second", second),
+            ("weight", weight),
+        ):
             batch[name].append(self._whole(name, value.cpu(), step, batch))
 
     @staticmethod
@@ -58,7 +63,9 @@ class Trace:
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """t and log_snr [steps]; token, nearest, second, weight [steps, samples, positions]."""
         stacked = {
-            name: torch.cat([torch.stack(_padded(batch[name], len(self.t))) for batch in self._batches], dim=1).numpy()
+            name: torch.cat(
+                [torch.stack(_padded(batch[name], len(self.t))) for batch in self._batches], dim=1
+            ).numpy()
             for name in ("token", "nearest", "second", "weight")
         }
         return {"t": np.array(self.t), "log_snr": np.array(self.log_snr), **stacked}
@@ -80,7 +87,11 @@ class Trace:
                 for name in ("nearest", "second", "weight"):
                     values = arrays[name][i][np.isfinite(arrays[name][i])]
                     band = percentile_band(torch.from_numpy(values)) if len(values) else None
-                    row += ["", "", ""] if band is None else [f"{v:.5f}" for v in (band.low, band.middle, band.high)]
+                    row += (
+                        ["", "", ""]
+                        if band is None
+                        else [f"{v:.5f}" for v in (band.low, band.middle, band.high)]
+                    )
                 writer.writerow(row)
         draw_trace(arrays, folder / "trace.png")
         return folder
@@ -118,7 +129,9 @@ def draw_trace(arrays: dict[str, np.ndarray[Any, Any]], path: str | Path) -> Non
     left.set_title("Distance to token embeddings (1st-99th percentile)", fontsize=10)
     left.legend(frameon=False)
     weights = np.nan_to_num(arrays["weight"][:, 0, :], nan=1.0)
-    image = right.imshow(weights, aspect="auto", origin="upper", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+    image = right.imshow(
+        weights, aspect="auto", origin="upper", cmap="viridis", vmin=0, vmax=1, interpolation="nearest"
+    )
     right.set_xlabel("position in the sequence")
     right.set_ylabel("solver step")
     right.set_title("Largest weight at each position (first sample)", fontsize=10)
@@ -159,7 +172,15 @@ class LiveText:
         text = Text()
         for row in range(min(self.samples, len(token))):
             for ident, sure in zip(token[row].tolist(), weight[row].tolist(), strict=True):
-                style = "bold green" if sure > 0.99 else "green" if sure > 0.8 else "yellow" if sure > 0.4 else "dim"
+                style = (
+                    "bold green"
+                    if sure > 0.99
+                    else "green"
+                    if sure > 0.8
+                    else "yellow"
+                    if sure > 0.4
+                    else "dim"
+                )
                 text.append(self._name(ident) + " ", style=style)
             text.append("\n\n")
         title = f"step {step.index + 1}/{step.num_steps}   t = {step.t:.3f}   log-SNR = {float(-step.at.gamma[0]):.2f}"

@@ -60,7 +60,9 @@ def ids_of(samples: Sequence[dict[str, Any]]) -> torch.Tensor:
     """The token ids of samples of one length, [n, L]."""
     lengths = {len(sample["ids"]) for sample in samples}
     if len(lengths) != 1:
-        raise UserError(f"the samples have different lengths ({min(lengths)} to {max(lengths)}); score them apart")
+        raise UserError(
+            f"the samples have different lengths ({min(lengths)} to {max(lengths)}); score them apart"
+        )
     return torch.tensor([sample["ids"] for sample in samples])
 
 
@@ -69,6 +71,8 @@ def cut_torn_end(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     data = path.read_bytes()
+    if data and not data.startswith(b'{"seed"'):
+        raise UserError(f"{path} is not a sample file: give another --out, it would be overwritten")
     whole, kept = [], 0
     for line in data.splitlines(keepends=True):
         try:
@@ -114,7 +118,9 @@ def collect(
     done = {line["seed"] for line in present}
     foreign = done - set(seeds)
     if foreign or any(line["model"] != model for line in present):
-        raise UserError(f"{part} holds other samples (another model or other seeds): give a new --out or delete it")
+        raise UserError(
+            f"{part} holds other samples (another model or other seeds): give a new --out or delete it"
+        )
     made = 0
     for index, where in enumerate(batches(len(seeds), size)):
         if index % world != rank:
@@ -146,7 +152,9 @@ def merge(path: Path, seeds: Sequence[int], world: int) -> None:
     found = {line["seed"]: line for part in parts for line in cut_torn_end(part)}
     missing = [seed for seed in seeds if seed not in found]
     if missing:
-        raise UserError(f"{len(missing)} samples are missing from the part files of {path}: run the command again")
+        raise UserError(
+            f"{len(missing)} samples are missing from the part files of {path}: run the command again"
+        )
     unfinished = path.with_name(f".unfinished-{path.name}")
     unfinished.unlink(missing_ok=True)
     append(unfinished, [found[seed] for seed in seeds])

@@ -65,8 +65,8 @@ class Freeze:
     """Stop computing what has converged.
 
     A position is settled when its largest weight has been at least `weight` with one and the same token at `patience`
-    grid points in a row. A settled position skips the head and moves with mu = its embedding; a sequence whose positions
-    are all settled is finished and costs no further calls.
+    grid points in a row. A settled position skips the head and moves with mu = its embedding; a sequence whose
+    positions are all settled is finished and costs no further calls.
     """
 
     weight: float = 0.999
@@ -112,9 +112,11 @@ class Settings:
         allocation = allocate(self.nfe, controls, schedule, grid=grid, corrector=solver.corrector)
         points = schedule(allocation.grid)
         w_scg, w_ug = effective_strengths(controls, points)
-        if solver.form == "noise" or float(w_ug.max()) > 0:
-            if not bool((points.alpha > 0).all()):
-                raise UserError("unconditional guidance and the noise form need alpha > 0: start the grid after t = 0")
+        divides_by_alpha = solver.form == "noise" or float(w_ug.max()) > 0
+        if divides_by_alpha and not bool((points.alpha > 0).all()):
+            raise UserError(
+                "unconditional guidance and the noise form need alpha > 0: start the grid after t = 0"
+            )
         return Plan(allocation, points, w_scg.tolist(), w_ug.tolist(), solver)
 
     def describe(self) -> dict[str, Any]:
@@ -172,9 +174,9 @@ def preset_for(name: str, schedule: Schedule, *, nfe: int | None = None) -> Sett
 class Clamp:
     """Known tokens along the path: a heuristic, not exact conditioning.
 
-    At every grid point the known positions are put where the forward process would have them, alpha e + sigma z with the
-    sample's own noise, and their prediction is their embedding. The unknown positions see the right noise level but the
-    flow was not trained to be steered, so consistency with the known text is encouraged, not guaranteed.
+    At every grid point the known positions are put where the forward process would have them, alpha e + sigma z with
+    the sample's own noise, and their prediction is their embedding. The unknown positions see the right noise level,
+    but the flow was not trained to be steered: consistency with the known text is encouraged, not guaranteed.
     """
 
     tokens: Tensor
@@ -229,7 +231,9 @@ class Outcome:
     plan: Plan
 
 
-def initial_noise(seeds: Sequence[int], length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def initial_noise(
+    seeds: Sequence[int], length: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """The starting state of each seed, [B, L, d]."""
     draws = RowDraws([derive_seed(seed, "sample") for seed in seeds])
     return draws.normal(length, width, dtype=torch.float64).to(device=device, dtype=dtype)
@@ -261,7 +265,12 @@ class _Integration:
         observe: Observer | None,
         want_logits: bool,
     ) -> None:
-        self.predictor, self.settings, self.observe, self.want_logits = predictor, settings, observe, want_logits
+        self.predictor, self.settings, self.observe, self.want_logits = (
+            predictor,
+            settings,
+            observe,
+            want_logits,
+        )
         self.table = predictor.table
         self.plan = settings.plan(predictor.schedule)
         self.details = observe is not None or settings.freeze is not None
@@ -326,7 +335,12 @@ class _Integration:
         for k in range(refinements):
             closing = k == refinements - 1
             last = self._call(
-                x, now, guided, scores=scores, details=closing and (self.details or final), final=final and closing
+                x,
+                now,
+                guided,
+                scores=scores,
+                details=closing and (self.details or final),
+                final=final and closing,
             )
             # The prediction that is decoded is not extrapolated. Extrapolation amplifies rounding: it is done in the
             # state's format, not the network's.
@@ -366,7 +380,10 @@ class _Integration:
         mu[live] = part.mu
         token = top = None
         if part.token is not None and part.top_weight is not None:
-            token, top = tokens.clone(), torch.ones(tokens.shape, dtype=part.top_weight.dtype, device=tokens.device)
+            token, top = (
+                tokens.clone(),
+                torch.ones(tokens.shape, dtype=part.top_weight.dtype, device=tokens.device),
+            )
             token[live], top[live] = part.token, part.top_weight
         return Weighted(mu, log_normaliser=mu.new_zeros(tokens.shape), token=token, top_weight=top)
 
@@ -411,7 +428,9 @@ class _Integration:
             raise UserError("freezing needs the weighted predictor: the direct one has no weights")
         rows = self.rows
         steady = (last.token == self.tokens[rows]) & (last.top_weight >= freeze.weight)
-        self.streak[rows] = torch.where(steady, self.streak[rows] + 1, (last.top_weight >= freeze.weight).long())
+        self.streak[rows] = torch.where(
+            steady, self.streak[rows] + 1, (last.top_weight >= freeze.weight).long()
+        )
         self.tokens[rows] = last.token
         self.settled[rows] |= self.streak[rows] >= freeze.patience
         done = self.settled[rows].all(-1)
@@ -440,19 +459,22 @@ class _Integration:
             decoded = decode(last, x, now.expand(len(x)), end.expand(len(x)), self.table)
             for rule, tokens in decoded.tokens.items():
                 rules.setdefault(rule, []).append(tokens)
-        tokens = {rule: torch.cat(parts)[order] for rule, parts in rules.items()}
+        joined = {rule: torch.cat(parts)[order] for rule, parts in rules.items()}
         if self.clamp is not None:
-            tokens = {rule: torch.where(self.clamp.known, self.clamp.tokens, found) for rule, found in tokens.items()}
+            joined = {
+                rule: torch.where(self.clamp.known, self.clamp.tokens, found)
+                for rule, found in joined.items()
+            }
         finals = [last for _, last, _, _ in ended]
         final = Weighted(
             mu=torch.cat([last.mu for last in finals])[order],
             log_normaliser=torch.cat([last.log_normaliser for last in finals])[order],
-            token=tokens.get("weight"),
+            token=joined.get("weight"),
             top_weight=_joined([last.top_weight for last in finals], order),
         )
         x = torch.cat([x for x, _, _, _ in ended])[order]
         logits = self.logits if self.want_logits else None
-        return Outcome(Decoded(tokens), self.calls, x, final, logits, self.plan)
+        return Outcome(Decoded(joined), self.calls, x, final, logits, self.plan)
 
     logits: Tensor | None = None
 

@@ -7,7 +7,6 @@ it before anything is read. Files are safetensors and JSON; nothing is ever unpi
 from __future__ import annotations
 
 import hashlib
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,9 @@ def locate(name: str | Path) -> Path:
     path = Path(name)
     if not path.exists():
         if "/" in str(name) or str(name).startswith("."):
-            raise UserError(f"{name} does not exist: give a checkpoint folder or one of {', '.join(shipped_models())}")
+            raise UserError(
+                f"{name} does not exist: give a checkpoint folder or one of {', '.join(shipped_models())}"
+            )
         raise unknown_name("model", str(name), shipped_models())
     if (path / checkpoint.FOLDER).is_dir() and not (path / "config.json").is_file():
         newest = checkpoint.newest_whole(path, lambda message: None)
@@ -56,11 +57,12 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
     from transformers import AutoModel
 
     import convergeflow.convergeflow  # noqa: F401  (registers the model type with transformers)
+    from convergeflow.pretrained import type_of
 
     folder = locate(name)
     if (folder / checkpoint.MANIFEST).is_file():
         checkpoint.verify(folder)
-    kind = model_type(folder)
+    kind = type_of(folder)
     if kind != "convergeflow":
         from convergeflow.baselines import register
 
@@ -76,17 +78,6 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
             )
     model.eval()
     return model.to(choose_device(device).device)
-
-
-def model_type(folder: Path) -> str:
-    """The type named in config.json."""
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        raise UserError(f"{folder / 'config.json'} is not valid JSON") from None
-    if not isinstance(kind, str):
-        raise UserError(f"{folder / 'config.json'} names no model_type")
-    return kind
 
 
 def weights_hash(folder: Path) -> str:

@@ -44,7 +44,8 @@ def test_rescaled_controls_have_equal_effective_strength_at_the_end(configuratio
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"refine": -1}, {"scg": -0.5}, {"ug": float("nan")}, {"scg": float("inf")}, {"scg_schedule": "D"}]
+    "wrong",
+    [{"refine": -1}, {"scg": -0.5}, {"ug": float("nan")}, {"scg": float("inf")}, {"scg_schedule": "D"}],
 )
 def test_impossible_controls_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):

@@ -1,7 +1,8 @@
-"""Solvers: exact for constant predictions, equal forms, order of accuracy on a Gaussian mixture with the exact predictor."""
+"""Solvers: exact for constant predictions, equal forms, order of accuracy on a mixture with the exact predictor."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -70,7 +71,9 @@ def test_the_data_end_is_an_ordinary_point() -> None:
     torch.testing.assert_close(moved, MU)
     history = (MU, at(0.5, Linear()))
     chosen = solver.solver_by_name("multistep")
-    assert bool(torch.isfinite(chosen.advance(X, MU, at(0.9, Linear()), at(1.0, Linear()), history=history)).all())
+    assert bool(
+        torch.isfinite(chosen.advance(X, MU, at(0.9, Linear()), at(1.0, Linear()), history=history)).all()
+    )
 
 
 def test_the_noise_form_refuses_infinite_noise() -> None:
@@ -90,7 +93,7 @@ def integrate(name: str, num_steps: int, x: Tensor) -> Tensor:
     schedule, chosen, history = Linear(), solver.solver_by_name(name), None
     # even in log-SNR, the variable in which the multistep solver is of second order
     times = schedule.time_at(torch.linspace(-3.0, 2.0, num_steps + 1, dtype=torch.float64))
-    for a, b in zip(times[:-1], times[1:], strict=True):
+    for a, b in itertools.pairwise(times):
         now, then = schedule(a.expand(len(x))), schedule(b.expand(len(x)))
         mu = tanh_prediction(x, now)
         moved = chosen.advance(x, mu, now, then, history=history)
@@ -105,7 +108,7 @@ def test_order_of_accuracy_on_a_mixture_with_the_exact_predictor(name: str, orde
     start = torch.linspace(-1.5, 1.5, 16, dtype=torch.float64)[:, None, None]
     reference = integrate("heun", 3_000, start)
     errors = [float((integrate(name, n, start) - reference).abs().max()) for n in (100, 200, 400)]
-    rates = [math.log2(a / b) for a, b in zip(errors[:-1], errors[1:], strict=True)]
+    rates = [math.log2(a / b) for a, b in itertools.pairwise(errors)]
     assert all(abs(rate - order) < 0.15 for rate in rates), (errors, rates)
 
 

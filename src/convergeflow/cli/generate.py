@@ -29,16 +29,27 @@ def generate(
     length: Annotated[int | None, typer.Option(help="Tokens per sample. [default: the model's own]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")] = 0,
     batch: Annotated[int | None, typer.Option(help="Samples per network call. [default: what fits]")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")
+    ] = None,
     infill: Annotated[
         str | None, typer.Option(help=f'Text with gaps to fill, as in "Once {GAP} the {GAP}".')
     ] = None,
     gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
-    noise: Annotated[
-        Path | None, typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'.")
+    knobs: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A control that only this method has, as in temperature=0.9; repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
+    noise: Annotated[
+        Path | None,
+        typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")
+    ] = None,
     logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
@@ -58,58 +69,58 @@ def generate(
       convergeflow generate --prompt "Once there was a"
     """
     import numpy as np
-    import torch
 
     from convergeflow import sample_file, zoo
-    from convergeflow.cli.arrays import read_array
+    from convergeflow.cli.evaluate import parse_knobs, sample_arguments
     from convergeflow.errors import UserError
     from convergeflow.observation import LiveText, Trace, both
     from convergeflow.sampling import default_batch
 
-    if num < 1:
-        raise UserError(f"--num must be at least 1, not {num}")
+    for option, value in (("--num", num), ("--length", length), ("--batch", batch)):
+        if value is not None and value < 1:
+            raise UserError(f"{option} must be at least 1, not {value}")
     if precision not in ("float32", "float64"):
         raise UserError(f"--precision must be float32 or float64, not {precision!r}")
     for path in (out, logits):
         if path is not None and not path.parent.exists():
             raise UserError(f"the folder {path.parent} does not exist: make it first")
     rank, world, wait = _processes()
+    if world > 1 and (out is None or trace is not None or logits is not None or json):
+        raise UserError(
+            "several processes stream to one file: give --out, without --trace, --logits and --json"
+        )
     loaded = zoo.load_model(model, device=device)
+    arguments = sample_arguments(loaded, sampling, parse_knobs(knobs))
+    settings = arguments.get("settings")
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
+    if settings is None and (noise or logits or trace or precision != "float32"):
+        raise UserError(
+            f"--noise, --logits, --trace and --precision are for flows of ours, not for {loaded.method}"
+        )
     if precision == "float64":
-        loaded = loaded.double()
-    options: dict[str, Any] = {"batch": batch, "want_logits": logits is not None}
-    start = None if noise is None else torch.from_numpy(read_array(noise))
-    if start is not None:
-        if start.dim() != 3:
-            raise UserError(f"{noise} must have three axes (samples x length x width), not {start.dim()}")
-        num, length = start.shape[0], int(start.shape[1])
-        if out is not None:
-            raise UserError("--noise cannot be combined with --out: a file is resumed by seed, and noise has none")
+        loaded, name = loaded.double(), f"{name}+float64"
+    start = None
+    if noise is not None:
+        start, mark = _read_noise(noise)
+        num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
     clamp = _clamp(loaded, prompt, infill, gap)
     if clamp is not None:
         length = length or max(loaded.config.length, clamp.tokens.shape[-1])
         clamp = _stretch(clamp, length)
+        arguments["clamp"] = clamp
     length = length or loaded.config.length
-    if length < 1:
-        raise UserError(f"--length must be at least 1, not {length}")
-    settings = sampling.settings(loaded.schedule)
-    plan = settings.plan(loaded.schedule)
     seeds = range(seed, seed + num)
-    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
     if rank == 0:
-        note(_describe(model, num, settings, plan))
+        note(_describe(loaded, model, num, arguments))
     began = time.perf_counter()
 
-    if out is not None:
-        if trace is not None or logits is not None or json:
-            raise UserError("--out streams samples to a file: --trace, --logits and --json go without it")
+    def make(group: Any, **more: Any) -> Any:
+        if start is not None:
+            more["noise"] = start[group[0] - seed : group[-1] - seed + 1]
+        return loaded.sample(len(group), length, seeds=list(group), batch=size, **arguments, **more)
 
-        def make(group: Any) -> Any:
-            return loaded.sample(
-                len(group), length, seeds=list(group), settings=settings, clamp=clamp, batch=size
-            )
-
+    if out is not None and trace is None and logits is None and not json:
         with progress("generating", num) as bar:
             made = sample_file.collect(
                 out, seeds, size, make, name, rank=rank, world=world, on_batch=bar.advance
@@ -120,51 +131,65 @@ def generate(
                 sample_file.merge(out, seeds, world)
             note(f"{out}: {num} samples ({made} made by this process, {time.perf_counter() - began:.1f} s)")
         return
-    if world > 1:
-        raise UserError("several processes need --out: the samples are merged in a file")
 
     recorder = Trace() if trace is not None else None
+    more: dict[str, Any] = {"want_logits": True} if logits is not None else {}
     with ExitStack() as stack:
         observers: list[Any] = [] if recorder is None else [recorder]
-        if live and watched() and not json:
-            from rich.console import Console
+        if settings is not None and watched():
+            if live and not json:
+                from rich.console import Console
 
-            observers.append(stack.enter_context(LiveText(loaded.tokenizer, Console(stderr=True))))
-        else:
-            total = plan.allocation.num_steps * -(-num // size)
-            bar = stack.enter_context(progress("generating", total))
-            if watched():
+                observers.append(stack.enter_context(LiveText(loaded.tokenizer, Console(stderr=True))))
+            else:
+                total = settings.plan(loaded.schedule).allocation.num_steps * -(-num // size)
+                bar = stack.enter_context(progress("generating", total))
                 observers.append(lambda step: bar.advance(1, calls=step.calls))
-        observe = both(*observers) if observers else None
-        samples = loaded.sample(
-            num,
-            length,
-            seeds=list(seeds),
-            settings=settings,
-            noise=start,
-            clamp=clamp,
-            observe=observe,
-            **{**options, "batch": size},
-        )
+        if observers:
+            more["observe"] = both(*observers)
+        samples = make(seeds, **more)
     seconds = time.perf_counter() - began
     if recorder is not None and trace is not None:
         note(f"trace: {recorder.save(trace)}")
     if logits is not None:
         np.save(logits, samples.extras["logits"].numpy())
+    if out is not None:
+        sample_file.collect(out, seeds, num, lambda group: samples, name)
+        note(f"{out}: {num} samples")
     agreements = _agreements(samples)
     if json:
         lines = sample_file.lines_of(samples, name)
-        print_json({"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)})
+        print_json(
+            {"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)}
+        )
         return
     for i, ids in enumerate(samples.ids.tolist()):
         text = " ".join(map(str, ids)) if samples.texts is None else samples.texts[i]
         sys.stdout.write(f"--- seed {samples.seeds[i]}\n{text}\n")
-    calls = samples.extras["calls"].double()
-    saved = f", {100 * (1 - float(calls.mean()) / settings.nfe):.0f} % of calls saved" if settings.freeze else ""
-    note(
-        f"{num} x {length} tokens in {seconds:.1f} s, {samples.nfe} network calls each{saved}; token rules agree: "
-        + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
-    )
+    closing = f"{num} x {length} tokens in {seconds:.1f} s, {samples.nfe} network calls each"
+    if settings is not None and settings.freeze is not None:
+        share = 1 - float(samples.extras["calls"].double().mean()) / settings.nfe
+        closing += f", {share:.0%} of the calls saved"
+    if agreements:
+        closing += "; token rules agree: " + ", ".join(
+            f"{pair} {share:.2%}" for pair, share in agreements.items()
+        )
+    note(closing)
+
+
+def _read_noise(path: Path) -> tuple[Any, str]:
+    """Starting noise [samples, length, width] and a mark that tells it from other noise."""
+    import hashlib
+
+    import torch
+
+    from convergeflow.cli.arrays import read_array
+    from convergeflow.errors import UserError
+
+    array = read_array(path)
+    if array.ndim != 3 or 0 in array.shape:
+        raise UserError(f"{path} must have three axes (samples x length x width), not shape {array.shape}")
+    return torch.from_numpy(array), hashlib.sha256(array.tobytes()).hexdigest()[:8]
 
 
 def _processes() -> tuple[int, int, Any]:
@@ -185,8 +210,16 @@ def _has_accelerator() -> bool:
     return choose_device("auto").device.type != "cpu"
 
 
-def _describe(model: str, num: int, settings: Any, plan: Any) -> str:
-    shown = plan.describe()
+def _describe(loaded: Any, model: str, num: int, arguments: dict[str, Any]) -> str:
+    settings = arguments.get("settings")
+    if settings is None:
+        own = ", ".join(
+            f"{name} {value}" for name, value in arguments.items() if name not in ("nfe", "clamp")
+        )
+        return f"{model} ({loaded.method}): {num} samples, NFE {arguments['nfe']}" + (
+            f", {own}" if own else ""
+        )
+    shown = settings.plan(loaded.schedule).describe()
     controls = settings.controls
     refinements = shown["refinements"]
     text = (
@@ -195,10 +228,10 @@ def _describe(model: str, num: int, settings: Any, plan: Any) -> str:
     )
     if controls.conditions and settings.self_condition == "recursive":
         effective = shown["effective_scg"]
-        text += f"; w_scg {controls.scg:g} nominal, {min(effective):.2f} to {max(effective):.2f} effective"
+        text += f"; w_scg {controls.scg:.4g} nominal, {min(effective):.2f} to {max(effective):.2f} effective"
     if controls.ug:
         effective = shown["effective_ug"]
-        text += f"; w_ug {controls.ug:g} nominal, {min(effective):.3f} to {max(effective):.3f} effective"
+        text += f"; w_ug {controls.ug:.4g} nominal, {min(effective):.3f} to {max(effective):.3f} effective"
     return text
 
 

@@ -11,7 +11,10 @@ from convergeflow.cli.console import print_json
 
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="models, methods, corpora, scorers, runs, presets, grids, solvers or experiments.")
+        str | None,
+        typer.Argument(
+            help="models, methods, corpora, scorers, runs, presets, grids, solvers or experiments."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -45,7 +48,9 @@ def catalogue() -> dict[str, dict[str, str]]:
     from convergeflow.flow.solver import SOLVER_NAMES
 
     return {
-        "models": {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()},
+        "models": {
+            name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()
+        },
         "methods": {"convergeflow": "ConvergeFlow"},
         "corpora": dict(CORPORA),
         "runs": {name: "training preset: convergeflow train " + name for name in config.presets()},
@@ -58,7 +63,9 @@ def catalogue() -> dict[str, dict[str, str]]:
 def _first_line(path: Any) -> str:
     if not path.is_file():
         return ""
-    return next((line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), "")
+    return next(
+        (line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), ""
+    )
 
 
 def _setting(settings: Any) -> str:

@@ -27,9 +27,13 @@ class SamplingOptions:
 
     preset: Annotated[
         str | None,
-        typer.Option(help="Named settings of the paper, rescaled to this model: see `convergeflow list presets`."),
+        typer.Option(
+            help="Named settings of the paper, rescaled to this model: see `convergeflow list presets`."
+        ),
     ] = None
-    nfe: Annotated[int | None, typer.Option(help="Network calls per sample, spent exactly. [default: 64]")] = None
+    nfe: Annotated[
+        int | None, typer.Option(help="Network calls per sample, spent exactly. [default: 64]")
+    ] = None
     refine: Annotated[
         int | None, typer.Option(help="K: self-conditioned refinements per step. [default: 1]")
     ] = None
@@ -52,14 +56,19 @@ class SamplingOptions:
     ug_schedule: Annotated[str | None, typer.Option(help="The same for --ug alone.")] = None
     self_condition: Annotated[
         str | None,
-        typer.Option(help="recursive (K + 1 calls a step), previous (last step's prediction, 1 call) or none (1 call)."),
+        typer.Option(
+            help="recursive (K + 1 calls a step), previous (last step's prediction, 1 call) or none (1 call)."
+        ),
     ] = None
     grid: Annotated[
         str | None,
-        typer.Option(help="midpoint, langflow, log-snr, theorem, or a .npy file with times. [default: midpoint]"),
+        typer.Option(
+            help="midpoint, langflow, log-snr, theorem, or a .npy file with times. [default: midpoint]"
+        ),
     ] = None
     solver: Annotated[
-        str | None, typer.Option(help="euler, euler-noise, multistep (second order) or heun. [default: euler]")
+        str | None,
+        typer.Option(help="euler, euler-noise, multistep (second order) or heun. [default: euler]"),
     ] = None
     decode: Annotated[
         str | None, typer.Option(help="Token rule: weight, prediction or distance. [default: weight]")
@@ -85,9 +94,11 @@ class SamplingOptions:
         base = Settings() if self.preset is None else preset_for(self.preset, schedule, nfe=self.nfe)
         controls = base.controls
         if self.schedule is not None:
-            changes = dict.fromkeys(("refine_schedule", "scg_schedule", "ug_schedule"), self.schedule.upper())
+            changes: dict[str, Any] = dict.fromkeys(
+                ("refine_schedule", "scg_schedule", "ug_schedule"), self.schedule.upper()
+            )
             controls = replace(controls, **changes)
-        named = {
+        named: dict[str, Any] = {
             name: value.upper() if isinstance(value, str) else value
             for name in (field.name for field in fields(Controls))
             if (value := getattr(self, name)) is not None
@@ -95,7 +106,9 @@ class SamplingOptions:
         controls = replace(controls, **named)
         if not self.freeze and (self.freeze_weight is not None or self.freeze_patience is not None):
             raise UserError("--freeze-weight and --freeze-patience have no effect without --freeze")
-        freeze = Freeze(self.freeze_weight or 0.999, self.freeze_patience or 2) if self.freeze else base.freeze
+        limits = {"weight": self.freeze_weight, "patience": self.freeze_patience}
+        chosen: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        freeze = Freeze(**chosen) if self.freeze else base.freeze
         plain = {
             name: value
             for name in ("nfe", "self_condition", "solver", "decode")
@@ -106,7 +119,9 @@ class SamplingOptions:
 
     def given(self) -> dict[str, Any]:
         """The options the user set."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)}
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)
+        }
 
 
 def _grid(value: str) -> str | tuple[float, ...]:
@@ -123,7 +138,9 @@ def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     hints = typing.get_type_hints(function, include_extras=True)
     shared = typing.get_type_hints(SamplingOptions, include_extras=True)
     options = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name])
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name]
+        )
         for f in fields(SamplingOptions)
     ]
     kept = [

@@ -44,7 +44,7 @@ class Allocation:
 
 
 def allocate_constant(nfe: int, refine: int) -> list[int]:
-    """Configuration A: N = ceil(NFE/(K+1)); the shortfall is taken evenly off every K_i, the rest off the first ones."""
+    """Configuration A: N = ceil(NFE/(K+1)); the shortfall comes evenly off every K_i, the rest off the first ones."""
     num_steps = math.ceil(nfe / (refine + 1))
     shortfall = num_steps * (refine + 1) - nfe
     every, first = divmod(shortfall, num_steps)
@@ -54,7 +54,7 @@ def allocate_constant(nfe: int, refine: int) -> list[int]:
 def allocate_adaptive(
     nfe: int, refine: int, configuration: str, schedule: Schedule, make_grid: GridMaker
 ) -> list[int]:
-    """Configurations B and C: K_i = ceil(K factor_i) on the most steps that fit; what is left goes to the largest fractions."""
+    """Configurations B and C: K_i = ceil(K factor_i) on the most steps that fit; the rest to the largest fractions."""
 
     def raw(num_steps: int) -> list[float]:
         return (refine * adaptive_factor(configuration, schedule(make_grid(num_steps)))).tolist()
@@ -119,7 +119,9 @@ def allocate(
 
 def _spread_evenly(nfe: int, num_steps: int, controls: Controls) -> list[int]:
     if not controls.conditions and nfe != num_steps:
-        raise UserError(f"a grid of {num_steps} times without self-conditioning needs --nfe {num_steps}, not {nfe}")
+        raise UserError(
+            f"a grid of {num_steps} times without self-conditioning needs --nfe {num_steps}, not {nfe}"
+        )
     if nfe < num_steps:
         raise UserError(f"a grid of {num_steps} times needs at least as many network calls, not {nfe}")
     every, last = divmod(nfe - num_steps, num_steps)

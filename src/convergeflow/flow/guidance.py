@@ -13,7 +13,6 @@ near the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,14 +93,3 @@ def rescaled(controls: Controls, reference: Schedule, schedule: Schedule, *, end
         scg=controls.scg * ratio(controls.scg_schedule),
         ug=controls.ug * ratio(controls.ug_schedule),
     )
-
-
-def guided_prediction(
-    predict: Callable[[Tensor | None], Tensor], refinements: int, w_scg: float
-) -> Tensor:
-    """u, then `refinements` times p <- (1 - w) u + w mu(c = p): the guided prediction is fed back (refinements + 1 calls)."""
-    unconditional = predict(None)
-    guided = unconditional
-    for _ in range(refinements):
-        guided = torch.lerp(unconditional, predict(guided), w_scg)
-    return guided

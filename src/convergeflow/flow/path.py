@@ -1,4 +1,4 @@
-"""The probability path x_t = alpha_t x* + sigma_t z, and every change of parameterisation on it (paper Eqs. 1, 5, 8).
+"""The probability path x_t = alpha_t x* + sigma_t z, and every change of parameterisation on it (paper Eqs. 1, 4, 8).
 
 One time convention in this package: t = 0 is noise, t = 1 is data. Coefficients are [batch], or [batch, length] when
 each position has a noise level of its own; this file and the solver are the only ones that broadcast them.

@@ -1,4 +1,4 @@
-"""Interpolation schedules: (alpha_t, sigma_t) of x_t = alpha_t x* + sigma_t z, with derivatives and inverse (paper Sec. 2.1).
+"""Interpolation schedules: (alpha_t, sigma_t) of x_t = alpha_t x* + sigma_t z, derivatives, inverse (paper Sec. 2.1).
 
 Time runs from t = 0 (noise) to t = 1 (data). gamma = log(sigma^2/alpha^2) is the log noise-to-signal ratio, the
 negative of the log-SNR. A schedule is immutable and maps a tensor of times to `Coefficients`; values and derivatives
@@ -52,7 +52,9 @@ class Coefficients:
 
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
-        return Coefficients(*(value.expand(rows) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma)))
+        return Coefficients(
+            *(value.expand(rows) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma))
+        )
 
 
 class Schedule(Protocol):
@@ -132,7 +134,7 @@ def _variance_preserving(gamma: Tensor, rate: Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Gumbel:
-    """LangFlow's schedule: gamma = loc - scale log(-log q) with q = 1 - t, clamped at the quantiles cutoff and 1 - cutoff.
+    """LangFlow's schedule: gamma = loc - scale log(-log q) with q = 1 - t, clamped at two quantiles.
 
     Variance preserving. The clamp keeps sigma away from zero: at the data end gamma = gamma_min, not -inf. The defaults
     are those of LangFlow at width 768; the useful range of gamma shifts by log(width).
@@ -144,7 +146,9 @@ class Gumbel:
 
     def __post_init__(self) -> None:
         if not (self.scale > 0 and math.isfinite(self.loc) and math.isfinite(self.scale)):
-            raise UserError(f"the Gumbel schedule needs a finite loc and scale > 0, not {self.loc}, {self.scale}")
+            raise UserError(
+                f"the Gumbel schedule needs a finite loc and scale > 0, not {self.loc}, {self.scale}"
+            )
         if not 0 < self.cutoff < 0.5:
             raise UserError(f"the Gumbel cutoff must lie in (0, 0.5), not {self.cutoff}")
 
@@ -251,5 +255,5 @@ def schedule_from(description: dict[str, Any]) -> Schedule:
 
 
 def gumbel_for_width(width: int) -> Gumbel:
-    """LangFlow's default moved to another width: norms are sqrt(width), so noise of equal effect shifts by its logarithm."""
+    """LangFlow's default moved to another width: norms are sqrt(width), so gamma shifts by its logarithm."""
     return Gumbel(loc=4.723 - math.log(768 / width))

@@ -1,4 +1,4 @@
-"""Steps of the probability-flow ODE in data- and noise-prediction form (paper Eqs. 9, 10, 16, 19).
+"""Steps of the probability-flow ODE in data- and noise-prediction form (paper Eqs. 10, 11, 26, 32).
 
 In the clock rho = alpha/sigma the ODE is d(x/sigma) = mu d rho: exact for a constant data prediction, which is why the
 data form is the default. A solver is a frozen record of two choices: which history it wants and how it combines it.
@@ -46,9 +46,9 @@ def step_guided(x: Tensor, mu: Tensor, now: Coefficients, then: Coefficients, w_
 def extrapolate_multistep(
     mu: Tensor, previous: Tensor, before: Coefficients, now: Coefficients, then: Coefficients
 ) -> Tensor:
-    """The data prediction of DPM-Solver++ (2M): a line through two predictions in log(alpha/sigma), at the half step."""
+    """The data prediction of DPM-Solver++ (2M): the line through two of them in log(alpha/sigma) at the half step."""
     lambda_before, lambda_now = -0.5 * before.gamma, -0.5 * now.gamma
-    # At the data end log(alpha/sigma) is infinite; the extrapolation weight h/h_before has no limit there, so none is used.
+    # At the data end log(alpha/sigma) is infinite: the weight h/h_before has no limit there, so none is used.
     if not bool((then.sigma > 0).all()) or not bool((before.alpha > 0).all()):
         return mu
     ratio = (-0.5 * then.gamma - lambda_now) / (lambda_now - lambda_before)
@@ -86,7 +86,14 @@ class Solver:
         return step_guided(x, mu, now, then, w_ug)
 
     def correct(
-        self, x: Tensor, mu: Tensor, mu_then: Tensor, now: Coefficients, then: Coefficients, *, w_ug: float = 0.0
+        self,
+        x: Tensor,
+        mu: Tensor,
+        mu_then: Tensor,
+        now: Coefficients,
+        then: Coefficients,
+        *,
+        w_ug: float = 0.0,
     ) -> Tensor:
         """The trapezoidal step: the mean of the predictions at both ends, in the clock rho = alpha/sigma."""
         return step_guided(x, 0.5 * (mu + mu_then), now, then, w_ug)

@@ -1,7 +1,7 @@
 """The DiT that reads a noisy state and a noise level: LangFlow's, which ConvergeFlow and its discrete rivals share.
 
-Pre-norm blocks with rotary attention over the whole sequence and adaLN modulation by an embedding of gamma. Zero-initialised
-modulation makes a fresh trunk the identity up to its final norm.
+Pre-norm blocks with rotary attention over the whole sequence and adaLN modulation by an embedding of gamma.
+Zero-initialised modulation makes a fresh trunk the identity up to its final norm.
 
 Shapes: B batch, L length, D width, H heads, C condition width. gamma is [B], or [B, L] for a noise level per position.
 """
@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 GAMMA_LIMIT = 60.0
-"""gamma is infinite at the ends of unclamped schedules; the sinusoids need a number, and beyond this all is noise or all is data."""
+"""gamma is infinite at the ends of unclamped schedules; sinusoids need a number, and beyond this nothing changes."""
 
 
 class Norm(nn.Module):
@@ -28,11 +28,13 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x.float() if x.dtype != torch.float64 else x, self.weight.shape, self.weight)
+        return functional.layer_norm(
+            x.float() if x.dtype != torch.float64 else x, self.weight.shape, self.weight
+        )
 
 
 class NoiseLevelEmbedding(nn.Module):
-    """gamma -> [.., C]: 256 sinusoids of the raw value (cosines first), a two-layer MLP, and the SiLU that adaLN wants."""
+    """gamma -> [.., C]: 256 sinusoids of the raw value (cosines first), a two-layer MLP, and the SiLU for adaLN."""
 
     FREQUENCIES = 128
 

@@ -1,8 +1,8 @@
 """The token table E: one row e_j per token, every row with norm sqrt(d) (paper Sec. 3.1).
 
 The raw parameter is free; rows are normalised at every use, in float32, so that the constraint holds exactly whatever
-the optimizer does. Equal norms are what makes the Gaussian kernel an inner product. Trained with the MSE objective alone
-the table collapses to one point; `health` says so in numbers.
+the optimizer does. Equal norms are what makes the Gaussian kernel an inner product. Trained with the MSE objective
+alone the table collapses to one point; `health` says so in numbers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TableHealth:
 def health(table: Tensor, tile: int = 2048) -> TableHealth:
     """Norms, smallest margin and effective rank of a normalised table."""
     table = table.detach().double()
-    vocabulary, width = table.shape
+    vocabulary = len(table)
     norms = table.norm(dim=-1)
     directions = table / norms[:, None]
     largest = -1.0

@@ -40,7 +40,9 @@ class FlowNetwork(nn.Module):
         if predictor not in PREDICTORS:
             raise unknown_name("predictor", predictor, PREDICTORS)
         if width % (2 * heads) != 0:
-            raise UserError(f"width {width} must be a multiple of 2 x heads (2 x {heads}) for rotary attention")
+            raise UserError(
+                f"width {width} must be a multiple of 2 x heads (2 x {heads}) for rotary attention"
+            )
         self.predictor = predictor
         self.embedding = TokenTable(vocabulary, width)
         self.condition_input = SelfConditionedInput(width)
@@ -96,7 +98,9 @@ class FlowNetwork(nn.Module):
         h = self.hidden(x, at, condition, table)
         if self.predictor == "direct":
             if targets is not None:
-                raise UserError("the direct predictor has no weights, hence no cross-entropy: train it with mse")
+                raise UserError(
+                    "the direct predictor has no weights, hence no cross-entropy: train it with mse"
+                )
             with torch.autocast(x.device.type, enabled=False):
                 mu = self.head(h.to(table.dtype))
             mu = mu if positions is None else mu[positions]
@@ -125,7 +129,9 @@ class FlowNetwork(nn.Module):
     ) -> Tensor:
         """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons."""
         if self.predictor == "direct":
-            raise UserError("the direct predictor has no token logits; decode it with --decode prediction or distance")
+            raise UserError(
+                "the direct predictor has no token logits; decode it with --decode prediction or distance"
+            )
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
         h = self.hidden(x, at, condition, table)

@@ -1,0 +1,170 @@
+"""Objectives: minimised by the true posterior; the schedule's fit; gradients go only where they should."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.errors import UserError
+from convergeflow.flow.grid import training_times
+from convergeflow.flow.schedule import Gumbel, Linear
+from convergeflow.model.network import FlowNetwork
+from convergeflow.objective import LearnedGumbel, Objective, flow_loss, noise_levels
+from convergeflow.randomness import RowDraws
+
+PRIOR = torch.tensor([0.6, 0.3, 0.1])
+
+
+def one_position_network() -> FlowNetwork:
+    """V = 3, one position: with log f = log prior the weights are the exact posterior."""
+    torch.manual_seed(0)
+    network = FlowNetwork(vocabulary=3, width=8, depth=1, heads=1, condition_width=4, dropout=0.0)
+    with torch.no_grad():
+        network.head.bias.copy_(PRIOR.log())
+    return network.eval()
+
+
+@pytest.mark.parametrize("kind", ["mse", "ce"])
+def test_the_true_posterior_minimises_the_loss(kind: str) -> None:
+    network = one_position_network()
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.multinomial(PRIOR, 4_000, replacement=True, generator=generator)[:, None]
+    times, schedule = training_times(4_000, seed=0), Linear()
+
+    def loss() -> float:
+        objective = Objective(kind, self_condition=0.0)
+        with torch.no_grad():
+            return float(
+                flow_loss(
+                    network, schedule, objective, tokens, times=times * 0.6, draws=RowDraws(range(4_000))
+                ).total
+            )
+
+    best = loss()
+    for direction in torch.eye(3):
+        for size in (-0.5, 0.5):
+            with torch.no_grad():
+                network.head.bias.copy_(PRIOR.log() + size * direction)
+            assert loss() > best
+
+
+def test_the_weight_of_the_mse_is_the_papers() -> None:
+    network = one_position_network()
+    tokens = torch.tensor([[0], [1]])
+    times = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    draws = RowDraws([1, 2])
+    loss = flow_loss(network, Linear(), Objective("mse", 0.0), tokens, times=times, draws=draws).total
+    table, noise = network.embedding.rows(), RowDraws([1, 2]).normal(1, 8)
+    x_star = table[tokens]
+    x_t = times[:, None, None] * x_star + (1 - times[:, None, None]) * noise
+    distance = (x_t[:, :, None, :] - times[:, None, None, None] * table).square().sum(-1)
+    w = torch.softmax(PRIOR.log() - distance / (2 * (1 - times[:, None, None]) ** 2), -1)
+    squared = (x_star - w @ table.double()).square().mean((1, 2))
+    expected = ((1 + times / (1 - times)) ** 2 * squared).mean()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_schedule_fit_recovers_known_parameters() -> None:
+    truth, height = Gumbel(3.1, 0.6), 4.2
+    learned = LearnedGumbel(Gumbel(4.0, 0.9), 6.0)
+    optimizer = torch.optim.Adam(learned.parameters(), lr=0.03)
+    for step in range(700):
+        gamma = learned.schedule().gamma(training_times(256, seed=step))
+        optimizer.zero_grad()
+        learned.fit_loss(gamma, height * truth.cdf(gamma)).backward()
+        optimizer.step()
+    assert learned.loc.item() == pytest.approx(3.1, abs=1e-2)
+    assert learned.scale.item() == pytest.approx(0.6, abs=1e-2)
+    assert learned.entropy.item() == pytest.approx(4.2, abs=1e-2)
+
+
+def test_schedule_parameters_get_gradient_from_their_fit_alone() -> None:
+    model = ConvergeFlowModel(ConvergeFlowConfig.of_size("test", vocabulary=11, length=6, dropout=0.0))
+    learned = model.learned_schedule
+    assert learned is not None
+    tokens, times = torch.randint(0, 11, (8, 6)), training_times(8, seed=0)
+
+    def gradients(kind: str, fitted: LearnedGumbel | None) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        flow_loss(
+            model.network,
+            model.schedule,
+            Objective(kind),
+            tokens,
+            times=times,
+            draws=RowDraws(range(8)),
+            learned=fitted,
+        ).total.backward()
+        return [parameter.grad for parameter in learned.parameters()]
+
+    assert gradients("mse", None) == [None] * 3
+    assert gradients("ce", None) == [None] * 3
+    with_fit = gradients("ce", learned)
+    loss = flow_loss(
+        model.network, model.schedule, Objective("ce"), tokens, times=times, draws=RowDraws(range(8))
+    )
+    assert math.isfinite(float(loss.total.detach()))
+    assert all(gradient is not None and float(gradient.abs().sum()) > 0 for gradient in with_fit)
+
+
+def test_self_conditioning_touches_the_drawn_share_and_carries_no_gradient() -> None:
+    network = one_position_network()
+    seen: list[torch.Tensor] = []
+    network.condition_input.register_forward_hook(lambda module, args, out: seen.append(args[1]))
+    tokens = torch.randint(0, 3, (1000, 1))
+    flow_loss(network, Linear(), Objective("mse", 0.25), tokens, times=training_times(1000, seed=0) * 0.5,
+              draws=RowDraws(range(1000)))  # fmt: skip
+    first, second = seen
+    assert first is None, "the first pass has no condition"
+    active = (second != 0).any(-1)[:, 0]
+    assert abs(float(active.double().mean()) - 0.25) < 0.06
+    assert not second.requires_grad
+
+
+def test_position_noise_gives_some_sequences_a_level_per_position() -> None:
+    times = training_times(2000, seed=0)
+    at = noise_levels(Linear(), times, RowDraws(range(2000)), 5, 0.7)
+    varied = (at.alpha != at.alpha[:, :1]).any(-1)
+    assert abs(float(varied.double().mean()) - 0.7) < 0.04
+    torch.testing.assert_close(at.alpha[~varied][:, 0], times[~varied])
+    assert noise_levels(Linear(), times, RowDraws(range(2000)), 5, 0.0).alpha.shape == (2000,)
+
+
+def test_the_direct_predictor_has_no_cross_entropy() -> None:
+    network = FlowNetwork(vocabulary=3, width=8, depth=1, heads=1, condition_width=4, predictor="direct")
+    with pytest.raises(UserError, match="mse"):
+        flow_loss(network, Linear(), Objective("ce"), torch.zeros(2, 1, dtype=torch.long),
+                  times=training_times(2, seed=0), draws=RowDraws([0, 1]))  # fmt: skip
+
+
+def test_learning_the_table_with_mse_moves_it_and_freezing_does_not() -> None:
+    network = one_position_network()
+    tokens, times = torch.randint(0, 3, (16, 1)), training_times(16, seed=0) * 0.5
+    flow_loss(
+        network, Linear(), Objective("mse"), tokens, times=times, draws=RowDraws(range(16))
+    ).total.backward()
+    assert network.embedding.weight.grad is not None
+    network.zero_grad()
+    network.embedding.weight.requires_grad_(False)
+    flow_loss(
+        network, Linear(), Objective("mse"), tokens, times=times, draws=RowDraws(range(16))
+    ).total.backward()
+    assert network.embedding.weight.grad is None
+
+
+def test_unknown_objective_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'mse'"):
+        Objective("mss")
+
+
+def test_log_unigram_is_a_buffer_not_a_parameter() -> None:
+    network = one_position_network()
+    assert "log_unigram" in dict(network.named_buffers())
+    assert not any(
+        isinstance(value, nn.Parameter) and name == "log_unigram"
+        for name, value in network.named_parameters()
+    )
