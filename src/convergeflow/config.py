@@ -131,6 +131,8 @@ class StageConfig(Section):
     lr: PositiveFloat
     matrix_lr: PositiveFloat | None = None
     """Rate of the matrices that Muon moves; none: 20 x lr."""
+    table_lr: PositiveFloat | None = None
+    """Rate of the token table; none: lr. A fast table pulls frequent words together until the kernel cannot tell them."""
     schedule_lr: PositiveFloat | None = None
     """Rate of the noise schedule's own parameters; none: lr."""
     warmup: NonNegativeInt = 0

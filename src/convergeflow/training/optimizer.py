@@ -3,7 +3,7 @@
 | kind | which | weight decay | rate |
 |---|---|---|---|
 | matrix | 2-D weights of the trunk's blocks but the (zero-initialised) modulation | yes | lr; Muon: matrix_lr |
-| table | the token table | no | lr |
+| table | the token table | no | `table_lr`, else lr |
 | schedule | the noise schedule's own parameters | no | schedule_lr |
 | other | heads, gains, biases, time and condition inputs | 2-D ones | lr |
 
@@ -85,7 +85,7 @@ def groups_of(
     muon = config.name == "muon-fp32"
     rates = {
         "matrix": (stage.matrix_lr or MUON_RATIO * stage.lr) if muon else stage.lr,
-        "table": stage.lr,
+        "table": stage.table_lr or stage.lr,
         "schedule": stage.schedule_lr or stage.lr,
         "other": stage.lr,
     }
