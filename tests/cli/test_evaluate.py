@@ -50,6 +50,8 @@ def test_a_sample_file_scores_like_the_samples_themselves(
     again = json.loads(capsys.readouterr().out)
     assert again["gen_ppl"] == direct["gen_ppl"] and again["model"]["weights"] == direct["model"]["weights"]
     assert again["nfe"] == 4 and again["sampling"] == direct["sampling"]
+    assert main(["evaluate", "--samples", str(kept), "--num", "7"]) == 2
+    assert "holds 6 samples" in capsys.readouterr().err
 
 
 def test_all_protocols_in_one_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,9 @@ def evaluate(
     samples: Annotated[
         Path | None, typer.Option(help="Score this file (from `convergeflow generate --out`) instead of sampling.")
     ] = None,
-    num: Annotated[int, typer.Option("--num", "-n", min=2, help="How many samples.")] = 128,
+    num: Annotated[
+        int | None, typer.Option("--num", "-n", min=2, help="How many samples. [default: 128, or all of the file]")
+    ] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens per sample. [default: the model's own]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")] = 0,
     knobs: Knobs = None,
@@ -87,13 +89,14 @@ def evaluate(
         unused = sorted(sampling.given()) + (["set"] if knobs else []) + (["keep"] if keep else [])
         if unused:
             raise UserError(f"--{unused[0].replace('_', '-')} has no effect on samples from a file; drop it")
-        drawn, loaded = _read(samples, model), None
+        drawn, loaded = _read(samples, model, num), None
     else:
         from convergeflow import zoo
 
         name = model or zoo.DEFAULT_MODEL
         loaded = zoo.load_model(name, device=device)
         options = sample_arguments(loaded, sampling, parse_knobs(knobs))
+        num = num or 128
         with progress("sampling", num) as bar:
             drawn = draw(
                 loaded, name, options, num=num, length=length, seed=seed, batch=batch, keep=keep, advance=bar.advance
@@ -203,13 +206,16 @@ def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str,
     return {"nfe": nfe, **knobs}
 
 
-def _read(path: Path, model: str | None) -> SampleSet:
-    """A sample file, with the tokenizer of its model where that can be found."""
+def _read(path: Path, model: str | None, num: int | None) -> SampleSet:
+    """The first `num` samples of a file, with the tokenizer of its model where that can be found."""
     from convergeflow import sample_file, zoo
     from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
     from convergeflow.evaluation.assessment import SampleSet
 
     lines = sample_file.read_samples(path)
+    if num is not None and num > len(lines):
+        raise UserError(f"{path} holds {len(lines)} samples, fewer than --num {num}")
+    lines = lines[:num]
     named = model or str(lines[0].get("model", "")).partition("@")[0]
     tokenizer = None
     try:
