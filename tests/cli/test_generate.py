@@ -1,0 +1,134 @@
+"""`convergeflow generate` as a user runs it: golden samples, files that survive a kill, traces, known text."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convergeflow.cli.main import main
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = json.loads((GOLDEN / "sampler.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("imported") / "tiny"
+    assert (
+        main(
+            ["import", "langflow", str(GOLDEN / "langflow_tiny"), "--out", str(folder), "--tokenizer", "none"]
+        )
+        == 0
+    )
+    return str(folder)
+
+
+def run(*words: str) -> None:
+    assert main(["generate", *words]) == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"case{case['case']}")
+def test_golden_samples_through_the_command_line(
+    model: str, case: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden, number = np.load(GOLDEN / "sampler.npz"), case["case"]
+    np.save(tmp_path / "noise.npy", golden[f"noise_{number}"])
+    run(
+        "--model", model, "--noise", str(tmp_path / "noise.npy"), "--nfe", str(case["nfe"]), "--refine", str(case["K"]),
+        "--scg", str(case["w_scg"]), "--ug", str(case["w_ug"]), "--schedule", case["configuration"],
+        "--decode", "weight", "--precision", "float64", "--logits", str(tmp_path / "logits.npy"), "--json",
+    )  # fmt: skip
+    shown = json.loads(capsys.readouterr().out)
+    assert [sample["ids"] for sample in shown["samples"]] == golden[f"tokens_{number}"].tolist()
+    assert shown["nfe"] == case["network_calls"]
+    assert np.abs(np.load(tmp_path / "logits.npy") - golden[f"final_logits_{number}"]).max() < 1e-2
+
+
+def test_files_do_not_depend_on_batches_or_json(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, batch in (("a", "2"), ("b", "5")):
+        run("--model", model, "--num", "5", "--nfe", "8", "--batch", batch, "--out", str(tmp_path / name))
+    capsys.readouterr()
+    run("--model", model, "--num", "5", "--nfe", "8", "--json")
+    shown = json.loads(capsys.readouterr().out)["samples"]
+    a, b = ([json.loads(line) for line in (tmp_path / name).read_text().splitlines()] for name in "ab")
+    assert [line["ids"] for line in a] == [line["ids"] for line in b] == [line["ids"] for line in shown]
+    assert [line["seed"] for line in a] == list(range(5))
+    assert all(line["nfe"] == 8 and line["settings"]["nfe"] == 8 and line["text"] is None for line in a)
+
+
+def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(model: str, tmp_path: Path) -> None:
+    words = ["--model", model, "--num", "48", "--nfe", "64", "--batch", "4"]
+    run(*words, "--out", str(tmp_path / "whole"))
+    target = tmp_path / "killed"
+    command = [sys.executable, "-m", "convergeflow", "generate", *words, "--out", str(target)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (target.exists() and target.stat().st_size > 1000) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = target.read_text().count("\n")
+    assert done > 0, "nothing was written before the kill"
+    run(*words, "--out", str(target))
+    assert target.read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_two_processes_write_what_one_writes(model: str, tmp_path: Path) -> None:
+    words = ["generate", "--model", model, "--num", "10", "--nfe", "8", "--batch", "2"]
+    assert main([*words, "--out", str(tmp_path / "one")]) == 0
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",
+        "--mixed_precision", "no", "--dynamo_backend", "no", "--cpu", "-m", "convergeflow", *words,
+        "--out", str(tmp_path / "two"),
+    ]  # fmt: skip
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_a_trace_is_written_and_drawn(model: str, tmp_path: Path) -> None:
+    run("--model", model, "--num", "3", "--nfe", "12", "--batch", "2", "--trace", str(tmp_path / "trace"))
+    arrays = np.load(tmp_path / "trace" / "trace.npz")
+    assert arrays["token"].shape == arrays["nearest"].shape == (6, 3, 24)
+    assert (np.diff(arrays["log_snr"]) > 0).all()
+    assert (arrays["second"] >= arrays["nearest"]).all()
+    assert ((arrays["weight"] > 0) & (arrays["weight"] <= 1)).all()
+    assert len((tmp_path / "trace" / "trace.csv").read_text().splitlines()) == 7
+    assert (tmp_path / "trace" / "trace.png").stat().st_size > 10_000
+
+
+def test_known_text_needs_a_tokenizer(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", model, "--prompt", "Once"]) == 2
+    assert "tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--infill", "no gap"], "tokenizer"),
+        (["--nfe", "3", "--refine", "100", "--schedule", "B"], "raise --nfe to"),
+        (["--preset", "headlin"], "did you mean 'headline'"),
+        (["--grid", "nowhere.npy"], "does not exist"),
+        (["--freeze-weight", "0.9"], "without --freeze"),
+        (["--self-condition", "previous", "--scg", "3"], "recursive self-conditioning only"),
+        (["--set", "temperature=0.5"], "temperature"),
+        (["--precision", "float16"], "float32 or float64"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_fix(
+    model: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--model", model, *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and said in error

@@ -1,0 +1,66 @@
+"""Models by name: shipped ones, folders, runs, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from convergeflow import zoo
+from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.training import checkpoint
+
+
+def saved(folder: Path) -> ConvergeFlowModel:
+    torch.manual_seed(0)
+    model = ConvergeFlowModel(ConvergeFlowConfig.of_size("test", vocabulary=7, length=4))
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_folder_a_run_and_its_averaged_weights(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def write(folder: Path) -> None:
+        model = saved(folder)
+        average = {name: value + 1 for name, value in model.state_dict().items()}
+        checkpoint.write_tensors(folder / "ema.safetensors", average)
+
+    checkpoint.save_step(run, 3, write, keep=2)
+    averaged, raw = zoo.load_model(run), zoo.load_model(run, average=False)
+    torch.testing.assert_close(averaged.network.head.bias, raw.network.head.bias + 1)
+    assert not averaged.training
+
+
+def test_a_changed_byte_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint.write_folder(tmp_path / "model", lambda folder: saved(folder) and None)
+    weights = tmp_path / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(ConvergeFlowError, match=r"model\.safetensors"):
+        zoo.load_model(tmp_path / "model")
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown model"):
+        zoo.load_model("storis-small")
+    with pytest.raises(UserError, match="does not exist"):
+        zoo.load_model("./nowhere")
+    with pytest.raises(UserError, match=r"no config\.json"):
+        zoo.load_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        zoo.load_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="bert"):
+        zoo.load_model(tmp_path)
+
+
+def test_every_shipped_model_loads_and_has_a_card() -> None:
+    for name in zoo.shipped_models():
+        model = zoo.load_model(name)
+        assert model.tokenizer is not None
+        assert (zoo.locate(name) / "card.md").is_file()
