@@ -130,7 +130,7 @@ def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]
 def _training_flops(shape: Shape) -> float:
     """Forward 3, backward 3, and 2 more for every tile that is made again instead of kept."""
     cells = shape.rows * shape.vocabulary
-    kept = min(1.0, head.KEEP_BYTES / (4 * cells))
+    kept = min(1.0, head.kept_bytes(shape.rows, shape.vocabulary) / (4 * cells))
     products = 6 + 2 * (1 - kept)
     return measure.head_flops(shape.rows, shape.width, shape.vocabulary, products=1) * products
 

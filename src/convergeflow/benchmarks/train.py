@@ -16,6 +16,7 @@ from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.models import Size, build, plain_twin
 from convergeflow.config import EmaConfig, OptimizerConfig, StageConfig
 from convergeflow.flow.grid import training_times
+from convergeflow.model import head
 from convergeflow.randomness import RowDraws
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.optimizer import StageOptimizer
@@ -164,8 +165,9 @@ def _flops(size: Size) -> float:
     rows = size.train_batch * size.length
     trunk = measure.trunk_flops(rows, size.length, size.width, size.depth)
     one = measure.head_flops(rows, size.width, size.vocabulary, 1)
+    kept = min(1.0, head.kept_bytes(rows, size.vocabulary) / (4 * rows * size.vocabulary))
     first_pass = size.self_condition * (trunk + 3 * one)
-    return 3 * trunk + 6 * one + first_pass
+    return 3 * trunk + (6 + 2 * (1 - kept)) * one + first_pass
 
 
 def memory(size: dict[str, Any], contestant: str) -> dict[str, float]:

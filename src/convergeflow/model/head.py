@@ -29,8 +29,10 @@ CPU_CELLS = 1 << 20
 DEVICE_TILE = 8192
 """Tokens per tile on an accelerator: large enough to fill it, small against its memory."""
 DEVICE_CELLS = 1 << 25
-KEEP_BYTES = 160 << 20
-"""Unnormalised weights that the backward pass may keep instead of making them again."""
+KEEP_ALL_BYTES = 160 << 20
+"""Up to this size all unnormalised weights are kept for the backward pass, which then makes nothing again."""
+KEEP_SOME_BYTES = 80 << 20
+"""How much of a larger set is kept: the rest is made again, and memory stays a fraction of the logits'."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def weigh(
     norm_term: Tensor | None = None,
     scores: Tensor | None = None,
     tile: int | None = None,
-    keep: int = KEEP_BYTES,
+    keep: int | None = None,
 ) -> Weighted:
     """Weights of all tokens and their mean, differentiable in every tensor but `scores` and `targets`.
 
@@ -83,7 +85,7 @@ def weigh(
     None for base logits alone; table [V, d]; norm_term like kernel, needed when the table's rows differ in norm.
     `scores` are the values `kernel_scores(x, table)` if the caller has them; gradients still reach x and table.
     `targets` [...] asks for the cross-entropy. The table's format decides the arithmetic (half precision counts
-    as float32), whatever autocast says; `keep` bounds the bytes held for the backward pass.
+    as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
     """
     operands = _flatten(h, weight, bias, x, kernel, table, norm_term, scores, targets)
     plan = _Plan(True, token, top_weight, entropy, tile, keep)
@@ -103,7 +105,7 @@ def cross_entropy(
     *,
     norm_term: Tensor | None = None,
     tile: int | None = None,
-    keep: int = KEEP_BYTES,
+    keep: int | None = None,
 ) -> Tensor:
     """-log w at the targets, nats, [...]: `weigh` without the mean, a third less work."""
     operands = _flatten(h, weight, bias, x, kernel, table, norm_term, None, targets)
@@ -188,6 +190,12 @@ def nearest(
     return Nearest(found[:, 0].reshape(x.shape[:-1]), distances[0], distances[1] if second else None)
 
 
+def kept_bytes(num: int, vocabulary: int, element_size: int = 4) -> int:
+    """How many bytes of weights are held between the forward and the backward pass, where the caller does not say."""
+    everything = num * _aligned(vocabulary) * element_size
+    return everything if everything <= KEEP_ALL_BYTES else KEEP_SOME_BYTES
+
+
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Full float32 products: the kernel term is tens of nats and reduced precision would move whole nats."""
@@ -210,7 +218,7 @@ class _Plan(NamedTuple):
     top_weight: bool
     entropy: bool
     tile: int | None
-    keep: int
+    keep: int | None
 
 
 class _Operands(NamedTuple):
@@ -277,8 +285,10 @@ class _Weigh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *operands: Tensor | None) -> _Outputs:
-        kept = _Kept(plan.keep)
-        outputs = _forward(_Operands(*operands), plan, kept)  # type: ignore[arg-type]
+        parts = _Operands(*operands)  # type: ignore[arg-type]
+        standard = kept_bytes(len(parts.h), len(parts.table), parts.h.element_size())
+        kept = _Kept(standard if plan.keep is None else plan.keep)
+        outputs = _forward(parts, plan, kept)
         ctx.plan, ctx.kept = plan, kept
         ctx.save_for_backward(outputs.mu, outputs.log_normaliser, *operands)
         details = (outputs.token, outputs.top_weight, outputs.entropy)

@@ -1,0 +1,47 @@
+"""The bench command on sizes that take a moment: records, pictures and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from convergeflow.benchmarks import head, measure, models, sample, scaling, train
+from convergeflow.cli.main import main
+
+TINY = models.Size(32, 2, 2, 61, 12, sample_batch=3, train_batch=4, self_condition=0.5)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = {"head": head.memory, "sample": sample.memory, "train": train.memory}
+    monkeypatch.setattr(measure, "in_fresh_process", lambda job, **arguments: jobs[job](**arguments))
+    monkeypatch.setattr(measure, "GEMM_SIDE", 32)
+    monkeypatch.setitem(head.SHAPES, "small", head.Shape(40, 16, 70))
+    monkeypatch.setitem(models.SIZES, "small", TINY)
+    point = {"axis": "vocabulary", "seconds": {"plain": 2.0, "ours": 1.0}}
+    for what in ("head", "sample", "train"):
+        monkeypatch.setattr(scaling, f"{what}_points", lambda: [{**point, "value": 8}, {**point, "value": 16}])
+
+
+@pytest.mark.parametrize("what", ["head", "sample", "train"])
+def test_a_record_and_its_picture(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", what, "--repeats", "1", "--threads", "1", "--scaling", "--json", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / f"{what}-small.json").read_text())
+    assert printed["what"] == what and len(printed["scaling"]) == 2
+    assert (tmp_path / f"{what}-small.png").stat().st_size > 1000
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "head", "--repeats", "1", "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "speedup_vs_plain_float32" in shown and "gemm_peak_fraction" in shown
+
+
+@pytest.mark.parametrize("arguments", [["--size", "huge"], ["--threads", "100000"], ["--repeats", "0"]])
+def test_mistakes_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "head", *arguments]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
