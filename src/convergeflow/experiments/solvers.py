@@ -1,0 +1,95 @@
+"""Solvers at small budgets: does second order buy quality when network calls are few? Not in the paper.
+
+Euler, the multistep solver (no extra calls) and Heun (two predictions per step) spend the same NFE; each traces a curve
+over w_scg, and curves are compared at equal entropy.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from convergeflow.experiments import plotting, trade_off
+from convergeflow.experiments.bench import Bench
+from convergeflow.experiments.registry import Cost, Experiment, Result, Table
+from convergeflow.experiments.scale import Scale
+from convergeflow.experiments.trade_off import by_scale, curve_of, language_claim, ratio_at_equal_entropy
+from convergeflow.experiments.verdict import Judgement, below, exactly, not_testable
+from convergeflow.experiments.workspace import Workspace
+from convergeflow.flow.guidance import Controls
+from convergeflow.sampling import Settings
+
+SOLVERS = ("euler", "multistep", "heun")
+BUDGETS = (8, 16)
+EVERY = (0.5, 1.0, 1.5, 2.0, 3.0)
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    bench = Bench(workspace, scale)
+    strengths = by_scale(scale, test=(1.0, 2.0), embedded=EVERY) or EVERY
+    records = []
+    for nfe in BUDGETS:
+        for solver in SOLVERS:
+            for order, scg in enumerate(strengths):
+                settings = Settings(nfe=nfe, solver=solver, controls=Controls(scg=scg))
+                record = bench.measure(settings, label=f"NFE {nfe}, {solver}, w_scg {scg:g}")
+                records.append(
+                    {**record, "curve": f"{solver}, NFE {nfe}", "nfe": nfe, "scg": scg, "order": order}
+                )
+    return Result("solvers", scale.name, records, {"real": bench.real_text()["values"]})
+
+
+def _beats_euler(result: Result, *, nfe: int, solver: str) -> Judgement:
+    ours, euler = curve_of(result, f"{solver}, NFE {nfe}"), curve_of(result, f"euler, NFE {nfe}")
+    ratio = ratio_at_equal_entropy(ours, euler)
+    if ratio is None:
+        return not_testable(f"{solver} and euler share no range of entropy at NFE {nfe} in this run")
+    return below(ratio, exactly(1.0), what=f"Gen. PPL of {solver} over euler at NFE {nfe} and equal entropy")
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    figure, axes = plotting.panels(len(BUDGETS), width=5.0)
+    for panel, nfe in zip(axes, BUDGETS, strict=False):
+        for solver, colour, marker in zip(SOLVERS, plotting.COLOURS, "os^", strict=False):
+            records = curve_of(result, f"{solver}, NFE {nfe}")
+            points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(records)]
+            errors = [(r["values"]["entropy_se"] or 0.0, r["values"]["gen_ppl_se"] or 0.0) for r in records]
+            plotting.trade_off(panel, points, label=solver, colour=colour, marker=marker, errors=errors)
+        panel.axvline(
+            result.values["real"]["entropy"], color="grey", linestyle=":", linewidth=1.2, label="data"
+        )
+        panel.set_yscale("log")
+        trade_off.plain_logarithm(panel)
+        plotting.label_axes(panel, "unigram entropy (nats)", "Gen. PPL", f"NFE {nfe} ({result.scale})")
+        panel.legend(loc="best")
+    return plotting.save(figure, folder, "solvers")
+
+
+def tabulate(result: Result) -> list[Table]:
+    rows = [
+        (r["curve"], r["scg"], r["values"]["steps"], r["values"]["gen_ppl"], r["values"]["gen_ppl_se"],
+         r["values"]["entropy"], r["values"]["entropy_se"], r["values"].get("valid"))
+        for r in result.records
+    ]  # fmt: skip
+    return [Table("Solvers at small budgets", ("curve", "w_scg", "N", "PPL", "±", "H", "±", "valid"), rows)]
+
+
+EXPERIMENT = Experiment(
+    name="solvers",
+    reference="not in the paper",
+    question="Does a second-order solver beat Euler when network calls are few?",
+    claims=tuple(
+        language_claim(
+            f"{solver}-{nfe}",
+            f"{solver} has a lower Gen. PPL than euler at NFE {nfe} and equal entropy",
+            "a question of ours",
+            partial(_beats_euler, nfe=nfe, solver=solver),
+        )
+        for nfe in BUDGETS
+        for solver in SOLVERS[1:]
+    ),
+    cost={"test": Cost(12, 6), "embedded": Cost(30, 120), "paper": Cost(30, 30 * 300)},
+    measure=measure,
+    draw_figures=draw,
+    tabulate=tabulate,
+)
