@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[tuple[int, st
             return {
                 "gen_ppl": ppl, "gen_ppl_se": 0.001 * ppl, "entropy": entropy, "entropy_se": 0.001, "valid": 0.5,
                 "distinct": 1.0, "distinct_se": 0.0, "steps": steps, "n": 128, "slot_kl": 0.1,
+                "per_sample": {"nll": [10 * math.log(ppl)] * 4, "tokens": [10] * 4, "entropy": [entropy] * 4},
             }  # fmt: skip
 
         def measure(self: Bench, settings: Settings, *, label: str, **options: Any) -> dict[str, Any]:

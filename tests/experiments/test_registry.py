@@ -1,4 +1,4 @@
-"""The list of experiments: complete, documented, affordable; and judges that agree with the paper on its own numbers."""
+"""The list of experiments: complete, documented, affordable; judges agree with the paper on its own numbers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from convergeflow.convergeflow import ConvergeFlowModel
 from convergeflow.data.tokenizer import Tokenizer
-from convergeflow.evaluation.entropy import unigram_entropy
+from convergeflow.evaluation.entropy import sample_entropies, unigram_entropy
 from convergeflow.evaluation.estimate import Estimate, finite, mean
 from convergeflow.evaluation.exact import exact_scores
 from convergeflow.evaluation.generative import perplexity
@@ -162,7 +162,12 @@ class Bench:
             )
         # How many different texts there are: a sampler that repeats itself must not pass.
         numbers |= _flat({"distinct": mean(_first_occurrence(ids))})
-        return {**numbers, "n": len(ids), "protocol": protocol.id}
+        each = {
+            "nll": [round(float(value), 4) for value in scored.nll],
+            "tokens": [int(value) for value in scored.tokens],
+            "entropy": [round(float(value), 5) for value in sample_entropies(list(ids))],
+        }
+        return {**numbers, "n": len(ids), "protocol": protocol.id, "per_sample": each}
 
     def real_text(self) -> dict[str, Any]:
         """The record of real text, scored like samples."""

@@ -227,6 +227,7 @@ EXPERIMENT = Experiment(
             "alike-in-noise",
             "in the noise nearest and second-nearest distances are alike for both",
             _alike_in_noise,
+            SCALES,
         ),
         _claim(
             "approaches-one",

@@ -153,8 +153,10 @@ def scratch_model(workspace: Workspace, scale: Scale, predictor: str, table: Kep
 def learned_table_model(workspace: Workspace, scale: Scale, parent: Kept) -> list[Kept]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     corpus = corpus_for(workspace, scale)
+    # Fast enough that the table moves by its own size within the run.
+    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
     parts = [
-        _stage(f"part{index}", "mse", scale.collapse_steps // 4, lr={"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name],
+        _stage(f"part{index}", "mse", scale.collapse_steps // 4, lr=lr,
                learn_table=True, ramp=index == 0, keep_moments=index > 0)
         for index in range(4)
     ]  # fmt: skip
