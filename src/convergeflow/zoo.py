@@ -1,7 +1,8 @@
 """Models by name: those that ship with the package, checkpoint folders, and training runs.
 
-A run folder stands for its newest whole checkpoint with averaged weights. A folder with a manifest is checked against
-it before anything is read. Files are safetensors and JSON; nothing is ever unpickled.
+A run folder stands for its exported model or, before that, for its newest whole checkpoint with averaged weights. A
+folder with a manifest is checked against it before anything is read. Files are safetensors and JSON; nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def locate(name: str | Path) -> Path:
                 f"{name} does not exist: give a checkpoint folder or one of {', '.join(shipped_models())}"
             )
         raise unknown_name("model", str(name), shipped_models())
+    if (path / checkpoint.MODEL_FOLDER / "config.json").is_file():
+        return path / checkpoint.MODEL_FOLDER
     if (path / checkpoint.FOLDER).is_dir() and not (path / "config.json").is_file():
         newest = checkpoint.newest_whole(path, lambda message: None)
         if newest is None:

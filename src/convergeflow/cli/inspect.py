@@ -15,6 +15,9 @@ def inspect(
     what: Annotated[
         str, typer.Argument(help="A shipped model, a checkpoint or run folder, or a record (JSON file).")
     ],
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the learning curve of a training run to this PNG.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show size, schedule, table health and origin of a model, or render a record.
@@ -22,7 +25,12 @@ def inspect(
     Example:
       convergeflow inspect stories-small
       convergeflow inspect out/record.json
+      convergeflow inspect runs/stories --plot curve.png
     """
+    if plot is not None:
+        from convergeflow.training.curve import draw_curve
+
+        draw_curve(Path(what), plot)
     if Path(what).is_file():
         _inspect_file(Path(what), json)
         return

@@ -24,6 +24,8 @@ from convergeflow.errors import ConvergeFlowError
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
+MODEL_FOLDER = "model"
+"""Where a finished run puts its averaged model."""
 PREFIX = "step-"
 HIDDEN = ".unfinished-"
 
