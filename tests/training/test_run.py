@@ -96,6 +96,18 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
         train(resolve("test", SHORT), tmp_path, resume=True, init_from=tmp_path)
 
 
+def test_a_setting_without_effect_is_named(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    with pytest.raises(UserError, match="no model"):
+        train(
+            resolve("test", [*SHORT, "parallel=fsdp"]),
+            tmp_path / "run",
+            init_from=tmp_path / "nowhere",  # ends it right after the corpus is open
+            reporter=Reporter(warn=warnings.append),
+        )
+    assert warnings == ["parallel=fsdp has no effect: there is only one process"]
+
+
 def test_estimate_counts_what_is_there() -> None:
     config = resolve("test", ["optimizer.name=adamw"])
     model = build_model(config, 30)

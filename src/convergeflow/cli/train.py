@@ -34,7 +34,8 @@ def train(
     """Train a model, by default on the stories that come with the package.
 
     The corpus is prepared on the way. Ctrl-C saves and says how to go on; a killed run goes on bit for bit with
-    --resume. Several processes: accelerate launch -m convergeflow train ...
+    --resume. Several processes: accelerate launch -m convergeflow train ...; on CPUs, where accelerate starts only one,
+    torchrun --nproc-per-node 2 -m convergeflow train ...
 
     Example:
       convergeflow train stories
@@ -75,7 +76,9 @@ def _train(
     accelerator = run.make_accelerator(config)
     main = accelerator.is_main_process
     if main:
-        console.note(f"{config.model.method} on {config.corpus.name}: {config.total_steps} steps into {out}")
+        processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
+        what = f"{config.model.method} on {config.corpus.name}"
+        console.note(f"{what}: {config.total_steps} steps into {out}, {processes}")
     with console.progress("train", config.total_steps if main else None) as bar:
         reporter = run.Reporter(advance=bar.advance, note=console.note, warn=console.warn)
         outcome = run.train(

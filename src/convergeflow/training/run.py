@@ -24,7 +24,7 @@ from convergeflow.training.card import write_card
 from convergeflow.training.trainer import Outcome, Trainer
 
 RUN_FILE = "run.json"
-MODEL_FOLDER = "model"
+MODEL_FOLDER = checkpoint.MODEL_FOLDER
 
 # What may change when a run goes on: nothing that the steps already made depended on.
 FREE_ON_RESUME = (
@@ -94,6 +94,8 @@ def train(
         raise UserError(f"--out {out} is a file, not a folder")
     accelerator = accelerator or make_accelerator(config)
     quiet = not accelerator.is_main_process
+    if config.parallel == "fsdp" and accelerator.num_processes == 1:
+        reporter.warn("parallel=fsdp has no effect: there is only one process")
     with accelerator.main_process_first():
         corpus = open_corpus(config, None if quiet else reporter.prepare)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
