@@ -6,13 +6,13 @@ import io
 
 import numpy as np
 import torch
-from toy import ExactPredictor
 
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Linear
 from convergeflow.observation import LiveText, Trace, both
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling import Freeze, Settings, Step, integrate
+from toy import ExactPredictor
 
 
 def trajectories(settings: Settings, observe: object) -> torch.Tensor:

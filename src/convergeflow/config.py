@@ -132,7 +132,7 @@ class StageConfig(Section):
     matrix_lr: PositiveFloat | None = None
     """Rate of the matrices that Muon moves; none: 20 x lr."""
     table_lr: PositiveFloat | None = None
-    """Rate of the token table; none: lr. A fast table pulls frequent words together until the kernel cannot tell them."""
+    """Rate of the token table; none: lr. A fast table pulls frequent words together until no kernel tells them."""
     schedule_lr: PositiveFloat | None = None
     """Rate of the noise schedule's own parameters; none: lr."""
     warmup: NonNegativeInt = 0

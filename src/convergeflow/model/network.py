@@ -58,8 +58,8 @@ class FlowNetwork(nn.Module):
         self.head = nn.Linear(width, vocabulary if predictor == "weighted" else width)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        # An option of the small-scale recipe, not of the paper: the prediction without context as one more input, so that
-        # attention can compare denoised tokens from the first step on, without first learning the table by heart.
+        # An option of the small-scale recipe, not of the paper: the prediction without context as one more input, so
+        # that attention can compare denoised tokens from the first step on, without first learning the table by heart.
         self.context_free = nn.Linear(width, width, bias=False) if context_free_input else None
         if self.context_free is not None:
             nn.init.eye_(self.context_free.weight)
