@@ -89,7 +89,7 @@ class FlowOutput(ModelOutput):  # type: ignore[misc]
 class ConvergeFlowModel(PreTrainedModel):
     """Network, schedule and sampler in one object."""
 
-    config_class = ConvergeFlowConfig
+    config_class: type[ConvergeFlowConfig] = ConvergeFlowConfig
     base_model_prefix = "network"
     main_input_name = "x_t"
     supports_gradient_checkpointing = False

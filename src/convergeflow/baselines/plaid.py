@@ -167,6 +167,7 @@ class PlaidModel(Rival):
         self.post_init()
 
     statistics: Tensor
+    network: PlaidNetwork
 
     # -- prediction ----------------------------------------------------------------------------------------------------
 
