@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,11 +88,21 @@ def test_records_have_the_promised_keys(tmp_path: Any) -> None:
     assert records["head"]["value_error"] < 1e-5 and records["head"]["gradient_error"] < 1e-4
 
 
-def test_alternation_takes_turns_and_leaves_out_the_warm_up() -> None:
+def test_alternation_takes_turns_and_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(wall=0.0, processor=0.0)
+    clock.perf_counter, clock.process_time = lambda: clock.wall, lambda: clock.processor
+    monkeypatch.setattr(measure, "time", clock)
     order: list[str] = []
-    seconds = measure.alternate({name: lambda n=name: order.append(n) for name in "ab"}, repeats=2, warm_up=1)
-    assert order == list("ababab")
-    assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2}
+
+    def case(name: str) -> None:
+        order.append(name)
+        # The first round is slow, as first rounds are; then 1, 5, 2 seconds, half of them on the processor.
+        clock.wall += (100, 1, 5, 2)[order.count(name) - 1]
+        clock.processor = clock.wall / 2
+
+    times = measure.alternate({name: partial(case, name) for name in "ab"}, repeats=3, warm_up=1)
+    assert order == list("abababab")
+    assert times.wall == {"a": 2, "b": 2} and times.processor == {"a": 1, "b": 1}
 
 
 def test_memory_is_measured_beyond_what_was_there() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -92,12 +91,11 @@ def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]
     cases = case.named()
     if not backward:
         cases = {name: call for name, call in cases.items() if not name.startswith("train")}
-    seconds = measure.alternate({**cases, measure.GEMM: measure.gemm_case()}, repeats)
-    time = {name: median(values) for name, values in seconds.items()}
+    time, processor = measure.alternate({**cases, measure.GEMM: measure.gemm_case()}, repeats)
     extra = {
         name: measure.in_fresh_process("head", shape=vars(shape), contestant=name)["extra_mb"] for name in cases
     }
-    peak = measure.gemm_rate(seconds[measure.GEMM])
+    peak = measure.gemm_rate(time[measure.GEMM])
     flops = measure.head_flops(shape.rows, shape.width, shape.vocabulary)
     record: dict[str, Any] = {
         "shape": vars(shape),
@@ -123,7 +121,7 @@ def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]
             "train_gemm_peak_fraction": _training_flops(shape) / time["train_fused"] / peak,
             "gradient_error": max(errors),
         }
-    record |= {"seconds": time, "repeats": repeats, "machine": measure.machine()}
+    record |= {"seconds": time, "processor_seconds": processor, "repeats": repeats, "machine": measure.machine()}
     return record
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,18 +27,30 @@ GEMM_SIDE = 2048
 GEMM = "gemm"
 
 
-def alternate(cases: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Wall seconds of each case, run in turn `repeats` times after `warm_up` uncounted rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+class Times(NamedTuple):
+    """Median seconds of each case: on the clock, and of processor time over all threads.
+
+    The second barely depends on what else the machine does, but hides what threads lose by waiting for each other.
+    """
+
+    wall: dict[str, float]
+    processor: dict[str, float]
+
+
+def alternate(cases: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1) -> Times:
+    """Run the cases in turn `repeats` times after `warm_up` uncounted rounds."""
+    wall: dict[str, list[float]] = {name: [] for name in cases}
+    processor: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(warm_up + repeats):
         for name, case in cases.items():
-            start = time.perf_counter()
+            start, start_processor = time.perf_counter(), time.process_time()
             result = case()
-            elapsed = time.perf_counter() - start
+            elapsed, elapsed_processor = time.perf_counter() - start, time.process_time() - start_processor
             del result  # freeing it is not part of the case, and must not overlap the next one
             if turn >= warm_up:
-                seconds[name].append(elapsed)
-    return seconds
+                wall[name].append(elapsed)
+                processor[name].append(elapsed_processor)
+    return Times(*({name: median(values) for name, values in table.items()} for table in (wall, processor)))
 
 
 def gemm_case() -> Callable[[], None]:
@@ -53,9 +65,9 @@ def gemm_case() -> Callable[[], None]:
     return run
 
 
-def gemm_rate(seconds: list[float]) -> float:
-    """FLOP/s of `gemm_case`."""
-    return 4 * 2 * GEMM_SIDE**3 / median(seconds)
+def gemm_rate(seconds: float) -> float:
+    """FLOP/s of one `gemm_case`."""
+    return 4 * 2 * GEMM_SIDE**3 / seconds
 
 
 def trunk_flops(rows: int, length: int, width: int, depth: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -97,9 +96,9 @@ def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> d
         return call
 
     timed = {name: remembering(name) for name in cases}
-    seconds = measure.alternate({**timed, measure.GEMM: measure.gemm_case()}, repeats, warm_up=int(repeats > 1))
-    time = {name: median(values) for name, values in seconds.items()}
-    peak = measure.gemm_rate(seconds[measure.GEMM])
+    contestants = {**timed, measure.GEMM: measure.gemm_case()}
+    time, processor = measure.alternate(contestants, repeats, warm_up=int(repeats > 1))
+    peak = measure.gemm_rate(time[measure.GEMM])
     rss = {
         name: measure.in_fresh_process("sample", size=vars(size), points=points, contestant=name)["peak_rss_mb"]
         for name in contest.named()
@@ -121,7 +120,8 @@ def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> d
         "gemm_gflops": peak / 1e9,
         "tokens_equal": agreement["shared"] == 1.0 and agreement["tiled"] == 1.0,
         "token_agreement": agreement,
-        "seconds_per_call": {name: value / calls for name, value in time.items() if name != measure.GEMM},
+        "seconds_per_call": {name: value / calls for name, value in time.items() if name in cases},
+        "processor_seconds_per_call": {name: value / calls for name, value in processor.items() if name in cases},
         "tokens_per_second_and_call": size.sample_batch * size.length * calls / time["shared"],
         "repeats": repeats,
         "machine": measure.machine(),

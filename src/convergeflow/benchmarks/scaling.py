@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -76,8 +75,8 @@ def _thread_counts(most: int) -> list[int]:
 
 
 def _point(axis: str, value: int, cases: dict[str, Any], repeats: int) -> dict[str, Any]:
-    seconds = {name: median(times) for name, times in measure.alternate(cases, repeats).items()}
-    return {"axis": axis, "value": value, "seconds": seconds}
+    times = measure.alternate(cases, repeats)
+    return {"axis": axis, "value": value, "seconds": times.wall, "processor_seconds": times.processor}
 
 
 class _threads:
