@@ -26,7 +26,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## generate text from the checkpoint that ships with the package, and show it converging
-	$(BIN)/convergeflow generate
+	$(BIN)/convergeflow generate --preset headline --num 4 --trace out/demo
+	$(BIN)/convergeflow evaluate stories-small --preset headline --num 32
+	@echo "the flow converging, as a picture: out/demo/trace.png"
 
 test: $(STAMP) ## the whole test suite
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
