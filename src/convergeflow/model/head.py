@@ -83,7 +83,8 @@ def weigh(
 
     h [..., d_h], weight [V, d_h], bias [V] or None; x [..., d] and kernel, broadcastable to the positions, or both
     None for base logits alone; table [V, d]; norm_term like kernel, needed when the table's rows differ in norm.
-    `scores` are the values `kernel_scores(x, table)` if the caller has them; gradients still reach x and table.
+    `scores` are the values `kernel_scores(x, table)`, of all or the first tokens, if the caller has them; gradients
+    still reach x and table.
     `targets` [...] asks for the cross-entropy. The table's format decides the arithmetic (half precision counts
     as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
     """
@@ -136,8 +137,11 @@ def logits(
     return total
 
 
-def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
-    """The inner products <x, e_j>, [..., V]: the part of the logits that a sampling step's passes share."""
+def kernel_scores(x: Tensor, table: Tensor, *, limit: int | None = None) -> Tensor:
+    """The inner products <x, e_j>, [..., V]: the part of the logits that a sampling step's passes share.
+
+    With a `limit` in bytes only the first tokens' scores that fit are made, in whole tiles; `weigh` computes the rest.
+    """
     dtype = _arithmetic(table)
     x, table = x.to(dtype), table.to(dtype)
     with _no_autocast(table), exact_products():
@@ -145,12 +149,15 @@ def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
             return x @ table.T
         flat = x.reshape(-1, x.shape[-1])
         grid = _Grid(flat.shape[0], table.shape[0], None, table.device)
+        tiles = grid.token_tiles()
+        if limit is not None:
+            tiles = [tokens for tokens in tiles if len(flat) * _aligned(tokens.stop) * table.element_size() <= limit]
         # Rows on cache lines, and tiles: one wide product with 50,257 columns runs at two thirds of the speed.
-        out = _aligned_empty(flat.shape[0], table.shape[0], table)
+        out = _aligned_empty(len(flat), tiles[-1].stop if tiles else 0, table)
         for rows in grid.row_blocks():
-            for tokens in grid.token_tiles():
+            for tokens in tiles:
                 torch.mm(flat[rows], table[tokens].T, out=out[rows, tokens])
-    return out.view(*x.shape[:-1], -1)
+    return out.view(*x.shape[:-1], out.shape[1])
 
 
 @torch.no_grad()
@@ -165,7 +172,7 @@ def nearest(
     state = x.reshape(-1, x.shape[-1])
     flat = state.to(dtype)
     factor = (flat.new_ones(()) if scale is None else scale.to(dtype)).expand(x.shape[:-1]).reshape(-1, 1)
-    half_norms = table.square().sum(-1).mul_(0.5)
+    half_norms = _squared_norms(table).mul_(0.5)
     count = 2 if second else 1
     found = torch.empty(flat.shape[0], count, dtype=torch.long, device=x.device)
     grid = _Grid(flat.shape[0], table.shape[0], tile, x.device)
@@ -269,7 +276,7 @@ def _flatten(
         kernel=per_position(kernel),
         table=table.to(dtype),
         norm_term=per_position(norm_term),
-        scores=None if scores is None else scores.detach().reshape(-1, table.shape[0]),
+        scores=None if scores is None else scores.detach().reshape(math.prod(positions), scores.shape[-1]),
         targets=None if targets is None else targets.expand(positions).reshape(-1),
     )
 
@@ -416,7 +423,7 @@ class _TileLogits:
         self.operands = operands
         x, kernel, norm_term = operands.x, operands.kernel, operands.norm_term
         self.scaled = None if x is None or kernel is None else x * kernel[:, None]
-        self.norms = None if norm_term is None else operands.table.square().sum(-1)
+        self.norms = None if norm_term is None else _squared_norms(operands.table)
 
     def fill(self, out: Tensor, rows: slice, tokens: slice) -> Tensor:
         h, weight, bias, _, kernel, table, norm_term, scores, _ = self.operands
@@ -424,7 +431,7 @@ class _TileLogits:
             torch.mm(h[rows], weight[tokens].T, out=out)
         else:
             torch.addmm(bias[tokens], h[rows], weight[tokens].T, out=out)
-        if scores is not None and kernel is not None:
+        if scores is not None and kernel is not None and tokens.stop <= scores.shape[1]:
             out.addcmul_(scores[rows, tokens], kernel[rows, None])
         elif self.scaled is not None:
             with exact_products():
@@ -547,6 +554,11 @@ class _Grid:
 
 
 _workspace = threading.local()
+
+
+def _squared_norms(table: Tensor) -> Tensor:
+    # Not table.square().sum(-1), which would need a second table for a moment.
+    return torch.linalg.vector_norm(table, dim=-1).square_()
 
 
 def _aligned(width: int) -> int:
