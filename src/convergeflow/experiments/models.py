@@ -22,6 +22,7 @@ from convergeflow.config import (
     OptimizerConfig,
     RunConfig,
     StageConfig,
+    resolve,
 )
 from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.data.corpus import Corpus
@@ -96,17 +97,17 @@ def start_model(workspace: Workspace, scale: Scale) -> Kept:
     if scale.start is not None:
         return found(workspace, scale.start)
     corpus = corpus_for(workspace, scale)
-    stage = _stage(
-        "ce",
-        "ce",
-        scale.start_steps,
-        lr=1e-3 if scale.size != "test" else 3e-3,
-        learn_table=True,
-        learn_schedule=True,
-    )
+    if scale.name == "embedded":
+        # The shipped checkpoint's own first stage, so that this model is the one it came from.
+        recipe = resolve("stories")
+        stage = recipe.stages[0].model_copy(update={"steps": scale.start_steps})
+        options = recipe.model.model_dump(include={"condition_width", "gate_init", "context_free_input"})
+    else:
+        stage = _stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)
+        options = {}
 
     def build() -> ConvergeFlowModel:
-        return _fresh(scale, corpus)
+        return _fresh(scale, corpus, **options)
 
     return trained(workspace, scale, "start-ce", build, [stage])[-1]
 
@@ -139,7 +140,11 @@ def scratch_model(workspace: Workspace, scale: Scale, predictor: str, table: Kep
     corpus = corpus_for(workspace, scale)
 
     def build() -> ConvergeFlowModel:
-        model = _fresh(scale, corpus, kind=CutLinear, predictor=predictor, schedule={"kind": "linear"})
+        # Gates opened at the start in place of a longer run; no other departure from the paper's network.
+        gate = 0.0 if scale.name == "paper" else 0.5
+        model = _fresh(
+            scale, corpus, kind=CutLinear, predictor=predictor, schedule={"kind": "linear"}, gate_init=gate
+        )
         assert isinstance(model, CutLinear)
         model.last_time = float(schedule_from({"kind": "linear"}).time_at(torch.tensor(log_snr)))
         with torch.no_grad():
@@ -208,6 +213,13 @@ def _stage(
     return StageConfig(name=name, objective=objective, steps=max(1, steps), lr=lr, warmup=warmup, **changes)  # type: ignore[arg-type]
 
 
+def _optimizer(scale: Scale) -> OptimizerConfig:
+    """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
+    if scale.name == "embedded":
+        return resolve("stories").optimizer
+    return OptimizerConfig(clip=None if scale.name == "paper" else 1.0)
+
+
 def trained(
     workspace: Workspace,
     scale: Scale,
@@ -224,7 +236,7 @@ def trained(
         corpus=CorpusConfig(name=scale.corpus, length=scale.length),
         model=ModelConfig.model_validate({"size": scale.size}),
         stages=tuple(stages),
-        optimizer=OptimizerConfig(clip=None if scale.name == "paper" else 1.0),
+        optimizer=_optimizer(scale),
         batch=scale.batch,
         # A constant average forgets the start only after its horizon; small runs are shorter than that.
         ema=EmaConfig(decay=0.9999 if scale.name == "paper" else 0.99),
