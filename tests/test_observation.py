@@ -12,7 +12,7 @@ from convergeflow.flow.schedule import Linear
 from convergeflow.observation import LiveText, Trace, both
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling import Freeze, Settings, Step, integrate
-from toy import ExactPredictor
+from exact_predictor import ExactPredictor
 
 
 def trajectories(settings: Settings, observe: object) -> torch.Tensor:

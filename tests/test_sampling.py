@@ -32,7 +32,7 @@ from convergeflow.sampling import (
     integrate,
     preset_for,
 )
-from toy import ExactPredictor
+from exact_predictor import ExactPredictor
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "sampler.json").read_text())

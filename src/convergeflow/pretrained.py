@@ -33,7 +33,7 @@ def load_strictly(cls: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
             )
         except SafetensorError as damage:
             raise UserError(
-                f"the weights in {folder} are damaged ({damage}): copy or train them again"
+                f"{folder}/model.safetensors is damaged ({damage}): copy or train it again"
             ) from None
     problems = [
         f"{word} {key if isinstance(key, str) else key[0]}"
@@ -45,7 +45,10 @@ def load_strictly(cls: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
     ]  # fmt: skip
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise UserError(f"{folder} does not hold this model: {', '.join(problems[:3])}{more}")
+        raise UserError(
+            f"{folder} does not hold this model: {', '.join(problems[:3])}{more} (do the vocabulary and the sizes in "
+            "config.json belong to these weights?)"
+        )
     model.eval()
     return (model, info) if wanted_info else model
 

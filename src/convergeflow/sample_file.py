@@ -71,7 +71,8 @@ def cut_torn_end(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     data = path.read_bytes()
-    if data and not data.startswith(b'{"seed"'):
+    opening = b'{"seed"'
+    if data[: len(opening)] != opening[: len(data)]:
         raise UserError(f"{path} is not a sample file: give another --out, it would be overwritten")
     whole, kept = [], 0
     for line in data.splitlines(keepends=True):

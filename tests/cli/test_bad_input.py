@@ -114,11 +114,6 @@ CASES: list[tuple[str, int, str]] = [
     ("import convergeflow {text} --length -3 --out {out}", 2, "--length"),
     ("import convergeflow {text} --weights best --out {out}", 2, "'ema', 'raw'"),
     ("import nothing", 2, "unknown command 'nothing'"),
-]
-
-
-OPEN: list[tuple[str, int, str]] = [
-    # Not yet as they should be; each moves up as soon as it is.
     ("generate --model {torn}", 2, "model.safetensors"),
     ("generate --model {resized}", 2, "vocabulary"),
     ("generate --model {model} --nfe 2 --length 0", 2, "--length must be at least 1"),
@@ -163,7 +158,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = root / f"{name}.npy"
         numpy.save(found[name], array)
     found["model"] = root / "model"
-    assert command_line.main(["import", "langflow", str(found["langflow"]), "--out", str(found["model"])]) == 0
+    assert (
+        command_line.main(["import", "langflow", str(found["langflow"]), "--out", str(found["model"])]) == 0
+    )
     for name in ("torn", "resized", "no_weights"):
         found[name] = Path(shutil.copytree(found["model"], root / name))
     (found["no_weights"] / "model.safetensors").unlink()
@@ -178,7 +175,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("line", "code", "hint"),
     [
         *(pytest.param(*case, id=case[0]) for case in CASES),
-        *(pytest.param(*case, id=case[0], marks=pytest.mark.xfail(strict=True)) for case in OPEN),
     ],
 )
 def test_one_line_and_the_right_exit_code(

@@ -18,7 +18,7 @@ from convergeflow.experiments.scale import Scale
 from convergeflow.experiments.trade_off import by_scale, language_claim
 from convergeflow.experiments.verdict import Judgement, at_least, at_most
 from convergeflow.experiments.workspace import Workspace
-from convergeflow.sampling import Freeze, Settings, preset_for
+from convergeflow.sampling import PRESETS, Freeze, Settings
 
 CRITERIA = tuple(Freeze(weight, patience) for weight in (0.99, 0.999, 0.9999) for patience in (1, 2, 3))
 TARGET_SAVED = 0.20
@@ -30,8 +30,7 @@ DEFAULT = Freeze()
 def measure(workspace: Workspace, scale: Scale) -> Result:
     bench = Bench(workspace, scale)
     criteria = by_scale(scale, test=(DEFAULT,), embedded=CRITERIA) or CRITERIA
-    model = bench.load(bench.model)
-    presets = {"standard": Settings(nfe=64), "headline": preset_for("headline", model.schedule)}
+    presets = {"standard": Settings(nfe=64), "headline": bench.settings(64, PRESETS["headline"].controls)}
     records = []
     for preset, settings in presets.items():
         for freeze in criteria:

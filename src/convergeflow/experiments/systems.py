@@ -65,8 +65,8 @@ def _others(bench: Bench) -> list[str]:
     """Models of other systems that speak this corpus."""
     folder = bench.workspace.folder / "models"
     local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
-    if bench.scale.name == "test":
-        return local  # shipped models are larger than this scale allows
+    if bench.scale.name != "embedded":
+        return local  # shipped models are larger than `test` allows, and do not speak the corpus of `paper`
     return [name for name in [*shipped_models(), *local] if name != bench.scale.model]
 
 
