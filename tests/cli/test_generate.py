@@ -85,15 +85,17 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(model: str, t
 
 
 def test_two_processes_write_what_one_writes(model: str, tmp_path: Path) -> None:
-    words = ["generate", "--model", model, "--num", "10", "--nfe", "8", "--batch", "2"]
+    # -n, not --num: torchrun takes that for an option of its own
+    words = ["generate", "--model", model, "-n", "10", "--nfe", "8", "--batch", "2"]
     assert main([*words, "--out", str(tmp_path / "one")]) == 0
     command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",
-        "--mixed_precision", "no", "--dynamo_backend", "no", "--cpu", "-m", "convergeflow", *words,
-        "--out", str(tmp_path / "two"),
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29631",
+        "-m", "convergeflow", *words, "--out", str(tmp_path / "two"),
     ]  # fmt: skip
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    # 5 batches of 2: the first process makes three of them, so that a single process would have said 10.
+    assert "6 made by this process" in done.stderr
     assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()
 
 
