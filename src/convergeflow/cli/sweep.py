@@ -74,7 +74,6 @@ def sweep(
     from convergeflow.evaluation.report import frontier_figure, frontier_page, save_figure
     from convergeflow.evaluation.scorers import scorer_named
 
-    began = time.perf_counter()
     chosen = protocols_named(protocol)
     if len(chosen) != 1:
         raise UserError("a sweep measures under one protocol; compare protocols with convergeflow evaluate")
@@ -97,23 +96,24 @@ def sweep(
         "corpus": None if reference is None else reference.fingerprint,
     }
     curves: dict[str, list[tuple[Any, dict[str, Any], str | None]]] = {}
-    made = 0
+    pace: list[float] = []
     with progress("sweeping", len(settings) * num) as bar:
         for index, (label, value, options) in enumerate(settings):
             key = {**identity, "options": _described(options)}
             path = out / "records" / f"{_file_name(control, value, label)}-{_hash(key)}.json"
             record = _finished(path, key)
             if record is None:
+                began = time.perf_counter()
                 drawn = draw(
                     loaded, name, options, num=num, length=length, seed=seed, batch=batch, advance=bar.advance
                 )
                 record = assessor.assess(drawn, chosen[0], command=command, extra={"key": key})
                 write_record(path, record)
-                made += 1
+                pace.append(time.perf_counter() - began)
             else:
                 bar.advance(num)
             curves.setdefault(label, []).append((value, record, f"records/{path.name}"))
-            left = (time.perf_counter() - began) / (index + 1) * (len(settings) - index - 1) if made else 0.0
+            left = sum(pace) / len(pace) * (len(settings) - index - 1) if pace else 0.0
             note(
                 f"[{index + 1}/{len(settings)}] {label}, {control} {value}: Gen. PPL {record['gen_ppl']:.4g}, "
                 f"entropy {record['entropy']:.3f}, NFE {record['nfe']}"
