@@ -43,8 +43,9 @@ MAY_IMPORT = {
     "interop": BELOW_FRONT | {"convergeflow"},
     "experiments": MODELS | {"training", "zoo", "evaluation", "__init__"},
     "benchmarks": MODELS | {"training", "zoo"},
+    "comparison": MODELS | {"training", "zoo", "evaluation", "__init__"},
     "cli": MODELS
-    | {"training", "zoo", "evaluation", "interop", "experiments", "benchmarks", "app", "__init__"},
+    | {"training", "zoo", "evaluation", "interop", "experiments", "benchmarks", "comparison", "app", "__init__"},
     "app": MODELS | {"training", "zoo", "evaluation", "experiments", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": MODELS | {"training", "zoo", "evaluation"},
