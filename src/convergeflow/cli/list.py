@@ -43,7 +43,9 @@ def list_(
 def catalogue() -> dict[str, dict[str, str]]:
     """Kind -> name -> meaning."""
     from convergeflow import config, sampling, zoo
+    from convergeflow.baselines import SUMMARIES
     from convergeflow.data.prepare import CORPORA
+    from convergeflow.experiments.registry import experiments
     from convergeflow.flow.grid import GRID_NAMES
     from convergeflow.flow.solver import SOLVER_NAMES
 
@@ -51,12 +53,18 @@ def catalogue() -> dict[str, dict[str, str]]:
         "models": {
             name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()
         },
-        "methods": {"convergeflow": "ConvergeFlow"},
+        "methods": {"convergeflow": "the paper's flow: embedding-weighted predictor, MSE objective", **SUMMARIES},
         "corpora": dict(CORPORA),
+        "scorers": {
+            "exact": "the law of the stories itself",
+            "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
+            "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
+        },
         "runs": {name: "training preset: convergeflow train " + name for name in config.presets()},
         "presets": {name: _setting(settings) for name, settings in sampling.PRESETS.items()},
         "grids": dict.fromkeys(GRID_NAMES, ""),
         "solvers": dict.fromkeys(SOLVER_NAMES, ""),
+        "experiments": {name: experiment.question for name, experiment in experiments().items()},
     }
 
 
