@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from toy import ToyModel
 
 from convergeflow.config import OptimizerConfig, StageConfig
 from convergeflow.errors import ConvergeFlowError
 from convergeflow.training.optimizer import Muon, StageOptimizer, groups_of, kind_of, orthogonalise
-from toy import ToyModel
 
 
 def stage(**changes: Any) -> StageConfig:

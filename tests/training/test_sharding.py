@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy import finish, losses, run_toy, start, toy_config
 
 from convergeflow.training import checkpoint
-from toy import finish, losses, run_toy, start, toy_config
 
 TOLERANCE = 2e-5
 """Relative difference allowed between the curves: sums over rows are taken in another order, nothing else differs."""

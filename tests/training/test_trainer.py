@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy import ToyCorpus, finish, kill, losses, run_toy, start, toy_config
 
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.training import checkpoint
-from toy import ToyCorpus, finish, kill, losses, run_toy, start, toy_config
 
 FILES = (
     "model.safetensors",

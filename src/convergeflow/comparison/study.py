@@ -157,8 +157,6 @@ class Study:
             except UserError:  # the method has none
                 likelihood = None
         facts = {
-            "kind": "facts",
-            "format": 1,
             "key": key,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "parameters_without_table": int(model.num_parameters_without_table()),
