@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -121,3 +123,11 @@ def test_flops_of_the_paper_size() -> None:
 def test_a_fresh_process_answers() -> None:
     found = measure.in_fresh_process("head", shape={"rows": 64, "width": 16, "vocabulary": 4096}, contestant="fused")
     assert 0 <= found["extra_mb"] < 50
+
+
+def test_a_process_does_not_inherit_its_parents_peak() -> None:
+    block = torch.ones(400 * 2**18)  # 400 MB that a child must not report as its own
+    code = "from convergeflow.benchmarks import measure; print(measure.peak_of_process() - measure.resident())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    del block
+    assert float(done.stdout) < 200
