@@ -100,7 +100,7 @@ def test_the_command_writes_a_report_and_prints_verdicts(
     assert main(["reproduce", "proposition1", "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["verdicts"] == {"reproduced": 3, "not reproduced": 0, "not testable here": 0}
-    assert (tmp_path / "out" / "report.html").is_file()
+    assert (tmp_path / "out" / "proposition1.html").is_file()
 
 
 @pytest.mark.parametrize(

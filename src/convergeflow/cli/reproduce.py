@@ -20,7 +20,8 @@ def reproduce(
 ) -> None:
     """Measure what the paper claims, and judge each claim by what was measured.
 
-    Writes one record per measured point, figures, and report.html and report.md with a verdict per claim. A stopped run
+    Writes one record per measured point, figures, and a page (report.html and report.md for all, NAME.html and NAME.md
+    for one) with a verdict per claim. A stopped run
     goes on where it was when the same command is given again.
 
     Example:
@@ -61,7 +62,9 @@ def reproduce(
     from convergeflow.experiments.report import reproduce as run
 
     workspace = Workspace(out, note=console.note)
-    finished = run(chosen, workspace, sizes)
+    # One experiment gets a page of its own: the report of all must survive it.
+    page = "report" if name == "all" else name
+    finished = run(chosen, workspace, sizes, page=page)
     if as_json:
         console.print_json(
             {"scale": scale, "verdicts": counts(finished), "experiments": [d.describe() for d in finished]}
@@ -75,4 +78,4 @@ def reproduce(
             for claim, judgement in done.judgements.items()
         ],
     )
-    print(f"report: {workspace.folder / 'report.html'}")
+    print(f"report: {workspace.folder / page}.html")

@@ -162,6 +162,7 @@ def draw(result: Result, folder: Path) -> list[Path]:
     axes[1].legend()
     for panel in axes:
         plotting.count_axis(panel, [record["key"]["steps"] for record in _series(result, "linear")])
+    plotting.plain_logarithm(axes[1])
     return plotting.save(figure, folder, "counterexample")
 
 

@@ -14,6 +14,7 @@ matplotlib.use("Agg")  # files only; no window system needed
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 STYLE: dict[str, Any] = {
     "figure.dpi": 100,
@@ -43,7 +44,7 @@ def count_axis(axes: Axes, counts: Sequence[int]) -> None:
     """A logarithmic axis with a tick at each of a few whole numbers."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(counts), [str(count) for count in counts])
-    axes.minorticks_off()
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def panels(
@@ -106,3 +107,18 @@ def trade_off(
         elinewidth=0.8,
         capsize=2,
     )
+
+
+def plain_logarithm(axes: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers; a linear one where all values are alike."""
+    low, high = axes.get_ylim()
+    if high / low > 300:
+        return
+    subs = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    if high / low < 1.6:
+        axes.set_yscale("linear")
+        return
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -54,8 +54,10 @@ class Finished:
         }
 
 
-def reproduce(experiments: Sequence[Experiment], workspace: Workspace, scale: Scale) -> list[Finished]:
-    """Run experiments in order; what is in the workspace already is not measured again."""
+def reproduce(
+    experiments: Sequence[Experiment], workspace: Workspace, scale: Scale, *, page: str = "report"
+) -> list[Finished]:
+    """Run experiments in order; what is in the workspace already is not measured again. `page` names the report."""
     costs = [experiment.cost[scale.name] for experiment in experiments]
     points, seconds = sum(cost.points for cost in costs), sum(cost.seconds for cost in costs)
     workspace.progress = Progress(points, seconds, workspace.note)
@@ -80,13 +82,15 @@ def reproduce(experiments: Sequence[Experiment], workspace: Workspace, scale: Sc
         for name, judgement in done.judgements.items():
             workspace.note(f"   {experiment.name}/{name}: {judgement.verdict}")
         write_json(workspace.folder / "results" / f"{experiment.name}.json", done.describe())
-        write_pages(finished, workspace, scale)
+        write_pages(finished, workspace, scale, page)
     return finished
 
 
-def write_pages(finished: Sequence[Finished], workspace: Workspace, scale: Scale) -> tuple[Path, Path]:
-    """report.html and report.md in the workspace."""
-    pages = workspace.folder / "report.html", workspace.folder / "report.md"
+def write_pages(
+    finished: Sequence[Finished], workspace: Workspace, scale: Scale, page: str = "report"
+) -> tuple[Path, Path]:
+    """PAGE.html and PAGE.md in the workspace."""
+    pages = workspace.folder / f"{page}.html", workspace.folder / f"{page}.md"
     pages[0].write_text(_html_page(finished, scale), encoding="utf-8")
     pages[1].write_text(_markdown_page(finished, workspace, scale), encoding="utf-8")
     return pages

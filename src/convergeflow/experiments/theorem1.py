@@ -224,6 +224,7 @@ def draw(result: Result, folder: Path) -> list[Path]:
     axes[1].legend(loc="lower left")
     for panel in axes[:2]:
         plotting.count_axis(panel, steps)
+    plotting.plain_logarithm(axes[1])
     handles, labels = axes[0].get_legend_handles_labels()
     axes[2].axis("off")
     axes[2].legend(handles, labels, loc="center left", fontsize=9.5, title="base weight f / predictor")

@@ -31,6 +31,7 @@ from convergeflow.experiments.verdict import (
 )
 
 Record = dict[str, Any]
+plain_logarithm = plotting.plain_logarithm
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def draw_curves(
         ours.set_yscale("log")
         theirs.set_yscale("log")
         for panel in (theirs, ours):
-            plain_logarithm(panel)
+            plotting.plain_logarithm(panel)
         scorer = "exact law" if result.scale != "paper" else "GPT-2 Large"
         plotting.label_axes(theirs, "unigram entropy (nats)", "Gen. PPL (GPT-2 Large)", f"Paper: {title}")
         plotting.label_axes(
@@ -227,23 +228,6 @@ def mark_real(axes: Any, real: dict[str, Any], around: Sequence[float]) -> None:
         axes.plot([], [], " ", label=f"real text: {real['gen_ppl']:.3g}, below")
     else:
         axes.plot([real["entropy"]], [real["gen_ppl"]], "k*", markersize=10, label="real text")
-
-
-def plain_logarithm(axes: Any) -> None:
-    """A logarithmic axis of Gen. PPL with plain numbers at 1, 2, 5 steps."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
-    low, high = axes.get_ylim()
-    if high / low > 300:
-        return
-    subs = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
-    if high / low < 1.6:
-        axes.set_yscale("linear")
-        return
-    axes.yaxis.set_major_locator(LogLocator(subs=subs))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def tabulate(title: str) -> Callable[[Result], list[Table]]:
