@@ -70,6 +70,11 @@ def gemm_rate(seconds: float) -> float:
     return 4 * 2 * GEMM_SIDE**3 / seconds
 
 
+def fraction_of_peak(flops: float, seconds: Mapping[str, float], name: str) -> float:
+    """Rate of a case over the rate of the GEMM of the same rotation."""
+    return flops / seconds[name] / gemm_rate(seconds[GEMM])
+
+
 def trunk_flops(rows: int, length: int, width: int, depth: int) -> float:
     """One call of the network's trunk on `rows` positions in sequences of `length`."""
     per_block = 2 * rows * 12 * width**2 + 4 * rows * length * width

@@ -98,7 +98,6 @@ def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> d
     timed = {name: remembering(name) for name in cases}
     contestants = {**timed, measure.GEMM: measure.gemm_case()}
     time, processor = measure.alternate(contestants, repeats, warm_up=int(repeats > 1))
-    peak = measure.gemm_rate(time[measure.GEMM])
     rss = {
         name: measure.in_fresh_process("sample", size=vars(size), points=points, contestant=name)["peak_rss_mb"]
         for name in contest.named()
@@ -115,9 +114,10 @@ def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> d
         "peak_rss_mb": rss["shared"],
         "tiled_peak_rss_mb": rss["tiled"],
         "plain_peak_rss_mb": rss["plain"],
-        "gemm_peak_fraction": flops["shared"] / time["shared"] / peak,
-        "tiled_gemm_peak_fraction": flops["tiled"] / time["tiled"] / peak,
-        "gemm_gflops": peak / 1e9,
+        "gemm_peak_fraction": measure.fraction_of_peak(flops["shared"], time, "shared"),
+        "processor_gemm_peak_fraction": measure.fraction_of_peak(flops["shared"], processor, "shared"),
+        "tiled_gemm_peak_fraction": measure.fraction_of_peak(flops["tiled"], time, "tiled"),
+        "gemm_gflops": measure.gemm_rate(time[measure.GEMM]) / 1e9,
         "tokens_equal": agreement["shared"] == 1.0 and agreement["tiled"] == 1.0,
         "token_agreement": agreement,
         "seconds_per_call": {name: value / calls for name, value in time.items() if name in cases},
