@@ -211,4 +211,9 @@ def test_impossible_requests_are_refused() -> None:
     with pytest.raises(UserError, match="multiple of 2 x heads"):
         ConvergeFlowModel(ConvergeFlowConfig(vocabulary=5, width=30, heads=4, depth=1))
     with pytest.raises(UserError, match="no weights"):
-        small(predictor="direct").generate(1, nfe=2)
+        small(predictor="direct").generate(1, settings=Settings(nfe=2, decode="weight"))
+
+
+def test_the_direct_predictor_is_read_by_its_prediction_unless_told() -> None:
+    samples = small(predictor="direct").generate(1, nfe=2)
+    assert torch.equal(samples.ids, samples.extras["ids_prediction"])

@@ -170,6 +170,8 @@ class ConvergeFlowModel(PreTrainedModel):
         self.objective = Objective(stage.objective, stage.self_condition, stage.position_noise)
         self.requires_grad_(True)
         self.network.embedding.weight.requires_grad_(bool(stage.learn_table))
+        if not stage.learn_table:
+            self.network.embedding.settle()
         self.fits_schedule = bool(stage.learn_schedule)
         if self.fits_schedule and (self.learned_schedule is None or stage.objective != "ce"):
             raise UserError("learn_schedule needs a gumbel schedule and the ce objective")
@@ -225,7 +227,9 @@ class ConvergeFlowModel(PreTrainedModel):
 
         `noise` [num, length, width] takes the place of what the seeds would draw.
         """
-        settings = settings or Settings(nfe=nfe)
+        # The direct predictor has no weights to decode by.
+        rule = "weight" if self.config.predictor == "weighted" else "prediction"
+        settings = settings or Settings(nfe=nfe, decode=rule)
         if len(seeds) != num:
             raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
         if num < 1 or length < 1:

@@ -19,6 +19,31 @@ def test_rows_have_norm_sqrt_width_whatever_the_parameter() -> None:
     torch.testing.assert_close(table(tokens), table.rows()[tokens])
 
 
+def test_a_settled_table_is_used_without_a_copy_until_it_changes() -> None:
+    table = TokenTable(11, 8)
+    expected = table.rows().detach().clone()
+    table.weight.requires_grad_(False)
+    assert table.rows().data_ptr() != table.weight.data_ptr()
+    table.settle()
+    torch.testing.assert_close(table.rows(), expected, rtol=0, atol=0)
+    assert table.rows().data_ptr() == table.weight.data_ptr()
+    before = table.weight.clone()
+    table.settle()
+    assert torch.equal(table.weight, before)
+    with torch.no_grad():
+        table.weight.mul_(3.0)
+    assert table.rows().data_ptr() != table.weight.data_ptr()
+    torch.testing.assert_close(table.rows(), expected)
+
+
+def test_a_learning_table_keeps_its_gradient_even_when_normal() -> None:
+    table = TokenTable(11, 8)
+    table.settle()
+    assert table.rows().requires_grad
+    with torch.no_grad():
+        assert table.rows().data_ptr() == table.weight.data_ptr()
+
+
 def test_gradient_has_no_radial_part() -> None:
     raw = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
     (normalise_rows(raw) * torch.randn(5, 6, dtype=torch.float64)).sum().backward()

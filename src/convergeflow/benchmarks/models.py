@@ -47,6 +47,7 @@ def build(size: Size) -> ConvergeFlowModel:
         for parameter in model.network.parameters():
             if not bool(parameter.any()):
                 parameter.normal_(std=0.02)
+        model.network.embedding.settle()  # as in every model after its first stage
     return model
 
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convergeflow.cli.console import note, print_json, progress
-from convergeflow.cli.sampling_options import SamplingOptions, takes_sampling_options
+from convergeflow.cli.sampling_options import (
+    SamplingOptions,
+    parse_knobs,
+    sample_arguments,
+    takes_sampling_options,
+)
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -134,22 +139,6 @@ def default_scorer(reference: Any) -> str:
     return "exact" if reference is not None and reference.law is not None else "smollm2"
 
 
-def parse_knobs(pairs: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE pairs; numbers and true/false become what they look like."""
-    import json
-
-    found: dict[str, Any] = {}
-    for pair in pairs or []:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set needs name=value, not {pair!r}")
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
-
-
 def draw(
     loaded: Any,
     name: str,
@@ -186,24 +175,6 @@ def draw(
         parts.append(SampleSet.of(make(seeds[first : first + size]), about, loaded.tokenizer))
         advance(len(parts[-1].ids))
     return SampleSet.joined(parts)
-
-
-def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `model.sample` gets: settings for a flow of ours, else --nfe and the method's own controls."""
-    if getattr(loaded, "KNOBS", None) is None:
-        if knobs:
-            raise UserError(f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options")
-        return {"settings": sampling.settings(loaded.schedule)}
-    given = sampling.given()
-    nfe = given.pop("nfe", 64)
-    if given and hasattr(loaded, "schedule"):
-        return {"settings": sampling.settings(loaded.schedule)}
-    if given:
-        option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UserError(
-            f"{loaded.method} does not know {option}; its own controls are {', '.join(loaded.KNOBS) or 'none'} (--set)"
-        )
-    return {"nfe": nfe, **knobs}
 
 
 def _read(path: Path, model: str | None, num: int | None) -> SampleSet:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convergeflow.cli.console import note, print_json, progress, watched
-from convergeflow.cli.sampling_options import SamplingOptions, takes_sampling_options
+from convergeflow.cli.sampling_options import (
+    SamplingOptions,
+    parse_knobs,
+    sample_arguments,
+    takes_sampling_options,
+)
 
 if TYPE_CHECKING:
     from convergeflow.sampling import Clamp
@@ -71,7 +76,6 @@ def generate(
     import numpy as np
 
     from convergeflow import sample_file, zoo
-    from convergeflow.cli.evaluate import parse_knobs, sample_arguments
     from convergeflow.errors import UserError
     from convergeflow.observation import LiveText, Trace, both
     from convergeflow.sampling import default_batch

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from convergeflow.errors import UserError
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
@@ -87,7 +89,6 @@ class SamplingOptions:
         """Checked settings for a model with this schedule."""
         from dataclasses import replace
 
-        from convergeflow.errors import UserError
         from convergeflow.flow.guidance import Controls
         from convergeflow.sampling import Freeze, Settings, preset_for
 
@@ -122,6 +123,40 @@ class SamplingOptions:
         return {
             f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)
         }
+
+
+def parse_knobs(pairs: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE pairs; numbers and true/false become what they look like."""
+    import json
+
+    found: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set needs name=value, not {pair!r}")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """What `model.sample` gets: settings for a flow of ours, else --nfe and the method's own controls."""
+    if getattr(loaded, "KNOBS", None) is None:
+        if knobs:
+            raise UserError(f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options")
+        return {"settings": sampling.settings(loaded.schedule)}
+    given = sampling.given()
+    nfe = given.pop("nfe", 64)
+    if given and hasattr(loaded, "schedule"):
+        return {"settings": sampling.settings(loaded.schedule)}
+    if given:
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise UserError(
+            f"{loaded.method} does not know {option}; its own controls are {', '.join(loaded.KNOBS) or 'none'} (--set)"
+        )
+    return {"nfe": nfe, **knobs}
 
 
 def _grid(value: str) -> str | tuple[float, ...]:

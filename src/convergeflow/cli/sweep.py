@@ -15,16 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from convergeflow.cli.console import note, print_json, progress
-from convergeflow.cli.evaluate import (
-    Corpus,
-    Knobs,
-    Scorer,
-    default_scorer,
-    draw,
+from convergeflow.cli.evaluate import Corpus, Knobs, Scorer, default_scorer, draw
+from convergeflow.cli.sampling_options import (
+    SamplingOptions,
     parse_knobs,
     sample_arguments,
+    takes_sampling_options,
 )
-from convergeflow.cli.sampling_options import SamplingOptions, takes_sampling_options
 from convergeflow.errors import UserError, unknown_name
 
 WHOLE_NUMBERS = ("nfe", "refine", "freeze_patience")

@@ -34,7 +34,6 @@ from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.schedule import schedule_from
 from convergeflow.randomness import derive_seed
 from convergeflow.records import Loss
-from convergeflow.sampling import Settings
 from convergeflow.training import checkpoint
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
@@ -182,13 +181,6 @@ class CutLinear(ConvergeFlowModel):
 
     def loss(self, tokens: Any, *, times: Any, draws: Any) -> Loss:
         return super().loss(tokens, times=times * self.last_time, draws=draws)
-
-    def sample(
-        self, num: int, length: int, *, nfe: int = 64, settings: Settings | None = None, **options: Any
-    ) -> Any:
-        # The direct predictor has no weights to decode by.
-        settings = settings or Settings(nfe=nfe, decode="prediction")
-        return super().sample(num, length, settings=settings, **options)
 
 
 def _fresh(
