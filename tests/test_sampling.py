@@ -271,6 +271,51 @@ def test_frozen_sequences_leave_the_batch() -> None:
     assert predictor.calls < 64
 
 
+def test_refinement_ends_where_nothing_moves() -> None:
+    """The exact predictor ignores its condition: one refinement shows that, and the others are not made."""
+    predictor = ExactPredictor(torch.full((5,), 0.2, dtype=torch.float64), 64, Gumbel())
+    noise = RowDraws(range(8)).normal(3, 64, dtype=torch.float64)
+    every = Settings(nfe=60, controls=Controls(refine=4))
+    unhurried = replace(every, freeze=Freeze(weight=1.0, patience=99, change=0.0))
+    plain, slow = integrate(predictor, every, noise), integrate(predictor, unhurried, noise)
+    quick = integrate(predictor, replace(every, freeze=Freeze(weight=1.0, patience=99, change=1e-3)), noise)
+    assert plain.calls.tolist() == slow.calls.tolist() == [60] * 8
+    assert quick.calls.tolist() == [24] * 8
+    for outcome in (slow, quick):
+        assert torch.equal(outcome.decoded.by("weight"), plain.decoded.by("weight"))
+        torch.testing.assert_close(outcome.x, plain.x)
+
+
+class Contracting(ExactPredictor):
+    """A prediction that follows its condition, in some sequences more than in others."""
+
+    def __call__(self, x_t: Tensor, at: Any, condition: Tensor | None, **options: Any) -> Any:
+        found = super().__call__(x_t, at, condition, **options)
+        if condition is None:
+            return replace(found, mu=0.5 * found.mu)
+        pull = torch.where(x_t[:, :1, :1] > 0, 0.05, 0.3).to(found.mu)
+        return replace(found, mu=torch.lerp(found.mu, condition.to(found.mu), pull))
+
+
+def test_each_sequence_ends_its_refinement_by_itself_close_to_the_fixed_point() -> None:
+    noise = RowDraws(range(16)).normal(3, 64, dtype=torch.float64)
+    every = Settings(nfe=88, controls=Controls(refine=10))
+    outcomes = []
+    for chosen in (every, replace(every, freeze=Freeze(weight=1.0, patience=99, change=1e-4))):
+        predictor = Contracting(torch.full((5,), 0.2, dtype=torch.float64), 64, Gumbel())
+        outcomes.append(integrate(predictor, chosen, noise))
+    plain, quick = outcomes
+    assert len(set(quick.calls.tolist())) > 1 and int(quick.calls.max()) < 88
+    assert torch.equal(quick.decoded.by("weight"), plain.decoded.by("weight"))
+    # A pull of 0.3 leaves at most 0.3/0.7 of the last movement, sqrt(64) times the limit, to go at each grid point.
+    torch.testing.assert_close(quick.final.mu, plain.final.mu, rtol=0, atol=8 * 1e-4)
+
+
+def test_final_logits_and_freezing_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="drop --freeze or --logits"):
+        small_model().sample(1, 7, seeds=[0], settings=Settings(nfe=4, freeze=Freeze()), want_logits=True)
+
+
 def test_known_tokens_stay_where_they_are() -> None:
     prior = torch.full((9,), 1 / 9, dtype=torch.float64)
     predictor = ExactPredictor(prior, 32, Gumbel())
@@ -317,6 +362,8 @@ def test_choices_that_do_nothing_or_do_not_exist_are_refused() -> None:
         preset_for("headlines!", PAPER_SCHEDULE)
     with pytest.raises(UserError, match="patience"):
         Freeze(patience=0)
+    with pytest.raises(UserError, match="change"):
+        Freeze(change=-0.1)
     with pytest.raises(UserError, match="increase"):
         Settings(grid=(0.5, 0.1))
 

@@ -66,15 +66,20 @@ class Freeze:
 
     A position is settled when its largest weight has been at least `weight` with one and the same token at `patience`
     grid points in a row. A settled position skips the head and moves with mu = its embedding; a sequence whose
-    positions are all settled is finished and costs no further calls.
+    positions are all settled is finished and costs no further calls. At one grid point refinement is an iteration
+    towards a fixed point: it ends for a sequence none of whose positions' conditions moved by more than `change` times
+    sqrt(width), since the next pass would see what this one saw. A `change` of 0 always makes all the passes.
     """
 
     weight: float = 0.999
     patience: int = 2
+    change: float = 0.001
 
     def __post_init__(self) -> None:
-        if not 0.5 < self.weight <= 1.0 or self.patience < 1:
-            raise UserError("freezing needs a weight in (0.5, 1] and a patience of at least 1")
+        if not 0.5 < self.weight <= 1.0 or self.patience < 1 or not 0.0 <= self.change < 1.0:
+            raise UserError(
+                "freezing needs a weight in (0.5, 1], a patience of at least 1 and a change in [0, 1)"
+            )
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,8 @@ def integrate(
     want_logits: bool = False,
 ) -> Outcome:
     """Carry a batch of noise [B, L, d] along the flow and read off tokens."""
+    if want_logits and settings.freeze is not None:
+        raise UserError("final logits need every sequence at the last grid point: drop --freeze or --logits")
     return _Integration(predictor, settings, noise, clamp, observe, want_logits).run()
 
 
@@ -322,31 +329,52 @@ class _Integration:
         """The (guided) prediction at a state, in the state's format."""
         refinements, w = self.plan.allocation.refinements[i], self.plan.w_scg[i]
         if self.settings.self_condition == "previous":
-            last = self._call(x, now, self.condition, details=self.details or final, final=final)
-            self.condition = last.mu
-            return last.mu.to(x.dtype)
+            self.condition = self._call(x, now, self.condition, details=self.details or final, final=final).mu
+            return self.condition.to(x.dtype)
         small = x.shape[0] * x.shape[1] * len(self.table) * 4 <= SHARED_SCORES_BYTES
         scores = self.predictor.scores(x) if refinements > 0 and small else None
         unconditional = self._call(
             x, now, None, scores=scores, details=refinements == 0 and (self.details or final),
             final=final and refinements == 0,
         ).mu  # fmt: skip
-        guided = unconditional
+        guided, active = unconditional, torch.arange(len(x), device=x.device)
+        last: Weighted | None = None
         for k in range(refinements):
             closing = k == refinements - 1
-            last = self._call(
+            out = self._call(
                 x,
                 now,
                 guided,
                 scores=scores,
-                details=closing and (self.details or final),
+                # With freezing any pass may be a sequence's last.
+                details=(closing or self._may_end_early) and (self.details or final),
                 final=final and closing,
+                part=active,
             )
-            # The prediction that is decoded is not extrapolated. Extrapolation amplifies rounding: it is done in the
-            # state's format, not the network's.
-            guided = last.mu if final and closing else torch.lerp(unconditional.to(x), last.mu.to(x), w)
-            guided = self._fill_known(guided)
+            last = out if last is None else _with_rows(last, out, active)
+            # Extrapolation amplifies rounding: it is done in the state's format, not the network's.
+            moved = torch.lerp(unconditional[active].to(x), out.mu.to(x), w)
+            moved = self._fill_known(moved, active)
+            before, guided = guided[active], guided.to(x.dtype).index_copy(0, active, moved)
+            if self._may_end_early:
+                active = active[self._is_moving(before, moved)]
+                if len(active) == 0:
+                    break
+        if last is not None:
+            self.last = last
+            # The prediction that is decoded is not extrapolated.
+            guided = last.mu if final else guided
         return guided.to(x.dtype)
+
+    @property
+    def _may_end_early(self) -> bool:
+        return self.settings.freeze is not None and self.settings.freeze.change > 0
+
+    def _is_moving(self, before: Tensor, after: Tensor) -> Tensor:
+        """Which sequences have a position whose condition moved between two passes, [rows]."""
+        assert self.settings.freeze is not None
+        distance = torch.linalg.vector_norm(after - before.to(after), dim=-1)
+        return distance.amax(-1) > self.settings.freeze.change * math.sqrt(after.shape[-1])
 
     def _call(
         self,
@@ -357,25 +385,32 @@ class _Integration:
         scores: Tensor | None = None,
         details: bool = False,
         final: bool = False,
+        part: Tensor | None = None,
     ) -> Weighted:
-        """One counted network call; settled positions keep their embedding and skip the head."""
-        self.calls[self.rows.cpu()] += 1
-        settled = self.settled[self.rows]
+        """One counted network call, on some of the live rows or all; settled positions keep their embedding and skip
+        the head."""
+        rows = self.rows
+        if part is not None and len(part) < len(rows):
+            rows, x, now = rows[part], x[part], now[part.cpu()]
+            condition = None if condition is None else condition[part]
+            scores = None if scores is None else scores[part]
+        self.calls[rows.cpu()] += 1
+        settled = self.settled[rows]
         if bool(settled.any()):
             live = ~settled
-            part = self.predictor(x, now, condition, details=details, scores=scores, positions=live)
-            out = self._merge(part, live)
+            some = self.predictor(x, now, condition, details=details, scores=scores, positions=live)
+            out = self._merge(some, live, rows)
         else:
             out = self.predictor(x, now, condition, details=details, scores=scores)
-        out = replace(out, mu=self._fill_known(out.mu))
+        out = replace(out, mu=self._fill_known(out.mu, part))
         if final and self.want_logits:
             self.logits = self.predictor.logits(x, now, condition)
         self.last = out
         return out
 
-    def _merge(self, part: Weighted, live: Tensor) -> Weighted:
+    def _merge(self, part: Weighted, live: Tensor, rows: Tensor) -> Weighted:
         """A record over all positions from one over the live ones."""
-        tokens = self.tokens[self.rows]
+        tokens = self.tokens[rows]
         mu = self.table[tokens.clamp_min(0)]
         mu[live] = part.mu
         token = top = None
@@ -395,10 +430,11 @@ class _Integration:
         placed = spread(now.alpha, self.x) * target + spread(now.sigma, self.x) * self.noise[self.rows]
         self.x = torch.where(known[..., None], placed, self.x)
 
-    def _fill_known(self, mu: Tensor) -> Tensor:
+    def _fill_known(self, mu: Tensor, part: Tensor | None = None) -> Tensor:
         if self.clamp is None:
             return mu
-        tokens, known = self.clamp.tokens[self.rows], self.clamp.known[self.rows]
+        rows = self.rows if part is None else self.rows[part]
+        tokens, known = self.clamp.tokens[rows], self.clamp.known[rows]
         return torch.where(known[..., None], self.table[tokens].to(mu.dtype), mu)
 
     def _report(self, i: int, now: Coefficients, mu: Tensor) -> None:
@@ -482,6 +518,17 @@ class _Integration:
 def _joined(parts: list[Tensor | None], order: Tensor) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return torch.cat(present)[order] if len(present) == len(parts) else None
+
+
+def _with_rows(whole: Weighted, part: Weighted, rows: Tensor) -> Weighted:
+    """A record in which some rows are replaced."""
+
+    def put(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+        return new if old is None or new is None else old.index_copy(0, rows, new)
+
+    mu, log_normaliser = put(whole.mu, part.mu), put(whole.log_normaliser, part.log_normaliser)
+    assert mu is not None and log_normaliser is not None
+    return Weighted(mu, log_normaliser, put(whole.token, part.token), put(whole.top_weight, part.top_weight))
 
 
 def _select(record: Weighted, rows: Tensor) -> Weighted:

@@ -84,6 +84,12 @@ class SamplingOptions:
     freeze_patience: Annotated[
         int | None, typer.Option(help="... held by one token at this many steps in a row. [default: 2]")
     ] = None
+    freeze_change: Annotated[
+        float | None,
+        typer.Option(
+            help="Refinement ends at a step once no condition moves by this part of sqrt(width). [default: 0.001]"
+        ),
+    ] = None
 
     def settings(self, schedule: Schedule) -> Settings:
         """Checked settings for a model with this schedule."""
@@ -105,10 +111,14 @@ class SamplingOptions:
             if (value := getattr(self, name)) is not None
         }
         controls = replace(controls, **named)
-        if not self.freeze and (self.freeze_weight is not None or self.freeze_patience is not None):
-            raise UserError("--freeze-weight and --freeze-patience have no effect without --freeze")
-        limits = {"weight": self.freeze_weight, "patience": self.freeze_patience}
+        limits = {
+            "weight": self.freeze_weight,
+            "patience": self.freeze_patience,
+            "change": self.freeze_change,
+        }
         chosen: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        if not self.freeze and chosen:
+            raise UserError(f"--freeze-{next(iter(chosen))} has no effect without --freeze")
         freeze = Freeze(**chosen) if self.freeze else base.freeze
         plain = {
             name: value
@@ -145,7 +155,9 @@ def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str,
     """What `model.sample` gets: settings for a flow of ours, else --nfe and the method's own controls."""
     if getattr(loaded, "KNOBS", None) is None:
         if knobs:
-            raise UserError(f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options")
+            raise UserError(
+                f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options"
+            )
         return {"settings": sampling.settings(loaded.schedule)}
     given = sampling.given()
     nfe = given.pop("nfe", 64)

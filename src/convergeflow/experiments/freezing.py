@@ -1,6 +1,7 @@
 """Freezing what has converged: which share of the network calls it saves, what it changes. Not in the paper.
 
-Saved calls are counted over live sequences: a finished sequence leaves the batch. Tokens are compared position by
+Saved calls are counted over live sequences: a finished sequence leaves the batch, and so does, for the rest of a grid
+point, one whose refinement has reached its fixed point. Tokens are compared position by
 position with the same seeds sampled without freezing.
 """
 
@@ -20,7 +21,11 @@ from convergeflow.experiments.verdict import Judgement, at_least, at_most
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.sampling import PRESETS, Freeze, Settings
 
-CRITERIA = tuple(Freeze(weight, patience) for weight in (0.99, 0.999, 0.9999) for patience in (1, 2, 3))
+CRITERIA = (
+    *(Freeze(weight, patience, change=0.0) for weight in (0.99, 0.999) for patience in (1, 2)),
+    *(Freeze(change=change) for change in (1e-4, 1e-3, 1e-2, 1e-1)),
+)
+"""Settled tokens alone, then fixed points of the refinement as well."""
 TARGET_SAVED = 0.20
 TARGET_CHANGED = 1e-4
 """At least a fifth of the calls, and no token in ten thousand."""
@@ -35,7 +40,7 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
     for preset, settings in presets.items():
         for freeze in criteria:
             record = _point(bench, preset, replace(settings, freeze=freeze))
-            records.append({**record, "preset": preset, "weight": freeze.weight, "patience": freeze.patience})
+            records.append({**record, "preset": preset, **asdict(freeze)})
     return Result("freezing", scale.name, records, {})
 
 
@@ -55,7 +60,7 @@ def _point(bench: Bench, preset: str, settings: Settings) -> dict[str, Any]:
             "positions": drawn.ids.numel(),
         }
 
-    label = f"{preset}, weight {settings.freeze.weight:g}, patience {settings.freeze.patience}"
+    label = f"{preset}, {_named(asdict(settings.freeze))}"
     return bench.workspace.point("freezing", key, compute, label=label)
 
 
@@ -63,8 +68,7 @@ def _default(result: Result, preset: str) -> dict[str, Any]:
     found: dict[str, Any] = next(
         record["values"]
         for record in result.records
-        if (record["preset"], record["weight"], record["patience"])
-        == (preset, DEFAULT.weight, DEFAULT.patience)
+        if record["preset"] == preset and record.items() >= asdict(DEFAULT).items()
     )
     return found
 
@@ -80,37 +84,41 @@ def _keeps(result: Result, *, preset: str) -> Judgement:
     return at_most(values["changed"], TARGET_CHANGED, what=what)
 
 
+def _named(criterion: dict[str, Any]) -> str:
+    refinement = f"change {criterion['change']:g}" if criterion["change"] else "all refinements"
+    return f"weight {criterion['weight']:g} x {criterion['patience']}, {refinement}"
+
+
 def draw(result: Result, folder: Path) -> list[Path]:
-    figure, axes = plotting.panels(1, width=6.0)
-    for preset, colour in zip(("standard", "headline"), plotting.COLOURS, strict=False):
-        for record in result.records:
-            if record["preset"] != preset:
-                continue
-            values = record["values"]
-            marker = "o^s"[record["patience"] - 1]
-            axes[0].plot(100 * values["saved"], 1e4 * values["changed"], marker, color=colour)
-            axes[0].annotate(
-                f"{record['weight']:g}", (100 * values["saved"], 1e4 * values["changed"]),
-                textcoords="offset points", xytext=(4, 4), fontsize=7,
-            )  # fmt: skip
-        axes[0].plot([], [], "o", color=colour, label=preset)
-    for patience, marker in enumerate("o^s", start=1):
-        axes[0].plot([], [], marker, color="grey", label=f"patience {patience}")
-    axes[0].axvline(100 * TARGET_SAVED, color="grey", linestyle=":", linewidth=1)
-    axes[0].axhline(1e4 * TARGET_CHANGED, color="grey", linestyle=":", linewidth=1)
-    title = f"Freezing ({result.scale}); numbers are the weight threshold"
-    plotting.label_axes(axes[0], "network calls saved (%)", "tokens changed (per 10,000)", title)
+    names = list(dict.fromkeys(_named(record) for record in result.records))
+    figure, axes = plotting.panels(2, width=5.2)
+    for offset, preset, colour in zip((-0.2, 0.2), ("standard", "headline"), plotting.COLOURS, strict=False):
+        found = {_named(record): record["values"] for record in result.records if record["preset"] == preset}
+        places = [names.index(name) + offset for name in found]
+        axes[0].barh(places, [100 * v["saved"] for v in found.values()], 0.38, color=colour, label=preset)
+        axes[1].barh(places, [1e4 * v["changed"] for v in found.values()], 0.38, color=colour, label=preset)
+    for axis, target, what in zip(
+        axes,
+        (100 * TARGET_SAVED, 1e4 * TARGET_CHANGED),
+        ("network calls saved (%)", "tokens changed (per 10,000)"),
+        strict=True,
+    ):
+        axis.axvline(target, color="grey", linestyle=":", linewidth=1)
+        axis.set_yticks(range(len(names)), names)
+        axis.invert_yaxis()
+        plotting.label_axes(axis, what, "", f"Freezing ({result.scale}); dotted: target")
     axes[0].legend(loc="best")
     return plotting.save(figure, folder, "freezing")
 
 
 def tabulate(result: Result) -> list[Table]:
     rows = [
-        (r["preset"], r["weight"], r["patience"], r["values"]["saved"], r["values"]["changed_tokens"],
+        (r["preset"], r["weight"], r["patience"], r["change"], r["values"]["saved"], r["values"]["changed_tokens"],
          r["values"]["positions"])
         for r in result.records
     ]  # fmt: skip
-    return [Table("Freezing", ("preset", "weight", "patience", "calls saved", "tokens changed", "of"), rows)]
+    header = ("preset", "weight", "patience", "change", "calls saved", "tokens changed", "of")
+    return [Table("Freezing", header, rows)]
 
 
 EXPERIMENT = Experiment(
@@ -135,7 +143,7 @@ EXPERIMENT = Experiment(
             ),
         )
     ),
-    cost={"test": Cost(2, 4), "embedded": Cost(18, 200), "paper": Cost(18, 18 * 1800)},
+    cost={"test": Cost(2, 4), "embedded": Cost(16, 180), "paper": Cost(16, 16 * 1800)},
     measure=measure,
     draw_figures=draw,
     tabulate=tabulate,

@@ -1,8 +1,9 @@
 """The token table E: one row e_j per token, every row with norm sqrt(d) (paper Sec. 3.1).
 
 The raw parameter is free; rows are normalised at every use, in float32, so that the constraint holds exactly whatever
-the optimizer does. A frozen table is normalised once, in place, and used without a copy. Equal norms are what makes the Gaussian kernel an inner product. Trained with the MSE objective
-alone the table collapses to one point; `health` says so in numbers.
+the optimizer does. A frozen table is normalised once, in place, and used without a copy. Equal norms are what makes the
+Gaussian kernel an inner product. Trained with the MSE objective alone the table collapses to one point; `health` says
+so in numbers.
 """
 
 from __future__ import annotations
