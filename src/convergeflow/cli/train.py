@@ -46,7 +46,8 @@ def train(
     from convergeflow.errors import UserError
 
     words = list(words or ())
-    preset = words.pop(0) if words and "=" not in words[0] else DEFAULT_PRESET
+    named = bool(words) and "=" not in words[0]
+    preset = words.pop(0) if named else DEFAULT_PRESET
     overrides = list(words)
     if method is not None:
         overrides.append(f"model.method={method}")
@@ -58,21 +59,30 @@ def train(
             raise UserError("--dry-run and --resume cannot be combined")
         _dry_run(preset, overrides, as_json)
         return
-    _train(preset, overrides, folder, resume=resume, init_from=init_from, as_json=as_json)
+    # Resuming takes the run's own settings, unless the whole command is given again.
+    chosen = None if resume and not named else preset
+    _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=as_json)
 
 
 def _train(
-    preset: str, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
+    preset: str | None,
+    overrides: list[str],
+    out: Path,
+    *,
+    resume: bool,
+    init_from: Path | None,
+    as_json: bool,
 ) -> None:
     from convergeflow import config as configuration
     from convergeflow.cli import console
 
     # The configuration is checked before anything heavy is loaded.
-    config = None if resume else configuration.resolve(preset, overrides)
+    config = None if preset is None else configuration.resolve(preset, overrides)
 
     from convergeflow.training import run
 
-    config = config or run.saved_config(out, overrides)
+    if config is None or resume:
+        config = run.saved_config(out, overrides, wanted=config)
     accelerator = run.make_accelerator(config)
     main = accelerator.is_main_process
     if main:

@@ -43,24 +43,30 @@ class Reporter:
     prepare: Callable[[str, int, int | None], None] | None = None
 
 
-def saved_config(out: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a run to be resumed; a change that would contradict its first part is refused."""
+def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig | None = None) -> RunConfig:
+    """The configuration of a run to be resumed; a change that would contradict its first part is refused.
+
+    Changes are overrides to the saved configuration, or `wanted` as a whole.
+    """
     path = out / RUN_FILE
     if not path.is_file():
         raise UserError(f"nothing to resume in {out}: there is no {RUN_FILE} (leave --resume out to start)")
     before = from_dict(checkpoint.read_json(path))
-    after = from_dict(apply_overrides(before.to_dict(), overrides))
+    after = wanted or from_dict(apply_overrides(before.to_dict(), overrides))
     old, new = before.to_dict(), after.to_dict()
     last = len(before.stages) - 1
+    fixed = "cannot change on resume; start a new run in another --out"
+    if wanted is not None:
+        fixed += ", or name no preset to go on with the run's own settings"
+    if len(old["stages"]) != len(new["stages"]):
+        raise UserError(f"the number of stages {fixed}")
     for number, (left, right) in enumerate(zip(old["stages"], new["stages"], strict=False)):
         for key in left:
             if left[key] != right[key] and (key, number) != ("steps", last):
-                raise UserError(
-                    f"stages.{number}.{key} cannot change on resume; start a new run in another --out"
-                )
+                raise UserError(f"stages.{number}.{key} {fixed}")
     for key in old:
         if key not in (*FREE_ON_RESUME, "stages") and old[key] != new[key]:
-            raise UserError(f"{key} cannot change on resume; start a new run in another --out")
+            raise UserError(f"{key} {fixed}")
     return after
 
 
