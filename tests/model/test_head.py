@@ -224,6 +224,28 @@ def test_scores_of_the_first_tokens_are_enough(
     torch.testing.assert_close(weigh(*call, scores=scores).mu, weigh(*call).mu)
 
 
+@pytest.mark.parametrize("keep", [0, 1 << 20], ids=["recompute", "keep all"])
+@pytest.mark.parametrize("rise", [0.0, 30.0, 200.0, -200.0])
+def test_sums_alone_measure_tiles_against_an_earlier_peak(rise: float, keep: int, cutting: dict[str, int]) -> None:
+    """Without questions about the maximum a tile's own is not looked for, however much later logits rise or fall."""
+    parts = operands(dtype=torch.float64)
+    parts["bias"][11:] += rise
+    targets = torch.arange(len(parts["h"])) * 3
+    leaves = {name: part.clone().requires_grad_() for name, part in parts.items()}
+    expected = dense(leaves, targets)
+    shared = {name: part.clone().requires_grad_() for name, part in parts.items()}
+    found = weigh(
+        shared["h"], shared["weight"], shared["bias"], shared["x"], shared["kernel"], shared["table"],
+        norm_term=shared["norm_term"], targets=targets, keep=keep, **cutting,
+    )  # fmt: skip
+    for name in ("mu", "log_normaliser", "cross_entropy"):
+        torch.testing.assert_close(getattr(found, name), expected[name], rtol=1e-9, atol=1e-9)
+    (found.mu.sum() + found.cross_entropy.sum()).backward()
+    (expected["mu"].sum() + expected["cross_entropy"].sum()).backward()
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(shared[name].grad, leaf.grad, rtol=1e-7, atol=1e-9)
+
+
 def test_huge_logits_stay_finite() -> None:
     """A strong kernel moves logits by far more than exp can hold, rising and falling over the tiles."""
     parts = operands(torch.float32)

@@ -117,6 +117,9 @@ def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> d
         "gemm_peak_fraction": measure.fraction_of_peak(flops["shared"], time, "shared"),
         "processor_gemm_peak_fraction": measure.fraction_of_peak(flops["shared"], processor, "shared"),
         "tiled_gemm_peak_fraction": measure.fraction_of_peak(flops["tiled"], time, "tiled"),
+        # No sampler that does these products can be faster than this: what the plain one takes over bare GEMMs.
+        "roofline_vs_plain": processor["plain"] * measure.gemm_rate(processor[measure.GEMM]) / flops["shared"],
+        "tiled_roofline_vs_plain": processor["plain"] * measure.gemm_rate(processor[measure.GEMM]) / flops["tiled"],
         "gemm_gflops": measure.gemm_rate(time[measure.GEMM]) / 1e9,
         "tokens_equal": agreement["shared"] == 1.0 and agreement["tiled"] == 1.0,
         "token_agreement": agreement,

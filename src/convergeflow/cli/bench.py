@@ -106,8 +106,6 @@ def train(
 
 
 def _prepare(threads: int | None) -> None:
-    # Waiting threads that spin slow down everything else on the machine, and themselves when it is busy.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     cores = os.cpu_count() or 1

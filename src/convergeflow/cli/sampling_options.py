@@ -87,7 +87,7 @@ class SamplingOptions:
     freeze_change: Annotated[
         float | None,
         typer.Option(
-            help="Refinement ends at a step once no condition moves by this part of sqrt(width). [default: 0.001]"
+            help="Refinement ends at a step once no condition moves by this part of sqrt(width). [default: 0.01]"
         ),
     ] = None
 

@@ -34,6 +34,9 @@ KEEP_ALL_BYTES = 160 << 20
 KEEP_SOME_BYTES = 80 << 20
 """How much of a larger set is kept: the rest is made again, and memory stays a fraction of the logits'."""
 
+LARGEST_MASS = 1e17
+"""Sum of the weights of a tile, relative to an earlier tile's peak, up to which no sum can overflow float32."""
+
 
 @dataclass(frozen=True)
 class Weighted:
@@ -330,13 +333,19 @@ def _forward(operands: _Operands, plan: _Plan, kept: _Kept | None) -> _Outputs:
         target_logit = None if targets is None else table.new_zeros(num)
         for rows in grid.row_blocks():
             running = _Running(plan)
+            mean = None if mu is None else mu[rows]
             for tokens in grid.token_tiles():
                 room = None if kept is None else kept.room(rows, tokens, table)
-                tile = tile_logits.fill(grid.buffer(0, rows, tokens, table) if room is None else room, rows, tokens)
+                shift = running.guess(table.device)
+                out = grid.buffer(0, rows, tokens, table) if room is None else room
+                tile = tile_logits.fill(out, rows, tokens, shift)
                 if target_logit is not None and targets is not None:
                     place, inside = _within(targets[rows], tokens)
-                    target_logit[rows] += torch.where(inside, tile.gather(1, place)[:, 0], 0.0)
-                running.add(tile, tokens, None if mu is None else mu[rows], table)
+                    found = tile.gather(1, place)[:, 0] + (0.0 if shift is None else shift)
+                    target_logit[rows] += torch.where(inside, found, 0.0)
+                if shift is None or not running.add_shifted(tile, tokens, mean, table):
+                    tile = tile if shift is None else tile_logits.fill(out, rows, tokens)
+                    running.add(tile, tokens, mean, table)
                 if room is not None and kept is not None:
                     kept.tiles[rows.start, tokens.start] = (room, running.peak)
             running.close(rows, mu, log_normaliser, token, top_weight, entropy)
@@ -374,8 +383,8 @@ def _backward(
         for tokens in grid.token_tiles():
             held = kept.tiles.pop((rows.start, tokens.start), None)
             if held is None:
-                share = tile_logits.fill(grid.buffer(0, rows, tokens, table), rows, tokens)
-                _exponentiate(share, log_normaliser[rows])
+                share = tile_logits.fill(grid.buffer(0, rows, tokens, table), rows, tokens, log_normaliser[rows])
+                _exponentiate(share)
                 pull, lift = None if g_mu is None else g_mu[rows], offset[rows]
             else:
                 # The kept tile is w up to a factor per row, which goes to the smaller operands.
@@ -425,17 +434,26 @@ class _TileLogits:
         self.scaled = None if x is None or kernel is None else x * kernel[:, None]
         self.norms = None if norm_term is None else _squared_norms(operands.table)
 
-    def fill(self, out: Tensor, rows: slice, tokens: slice) -> Tensor:
+    def fill(self, out: Tensor, rows: slice, tokens: slice, shift: Tensor | None = None) -> Tensor:
+        """The logits, less `shift` per row: what the products are added to, so that it costs no pass of its own."""
         h, weight, bias, _, kernel, table, norm_term, scores, _ = self.operands
-        if bias is None:
-            torch.mm(h[rows], weight[tokens].T, out=out)
+        if shift is None:
+            if bias is None:
+                torch.mm(h[rows], weight[tokens].T, out=out)
+            else:
+                torch.addmm(bias[tokens], h[rows], weight[tokens].T, out=out)
+        elif bias is None:
+            out.copy_(shift.neg()[:, None])
         else:
-            torch.addmm(bias[tokens], h[rows], weight[tokens].T, out=out)
+            torch.sub(bias[tokens], shift[:, None], out=out)
+        # The kernel term is the large one and cancels the shift: the base logits are added to what is left.
         if scores is not None and kernel is not None and tokens.stop <= scores.shape[1]:
             out.addcmul_(scores[rows, tokens], kernel[rows, None])
         elif self.scaled is not None:
             with exact_products():
                 out.addmm_(self.scaled[rows], table[tokens].T)
+        if shift is not None:
+            out.addmm_(h[rows], weight[tokens].T)
         if self.norms is not None and norm_term is not None:
             out.addr_(norm_term[rows], self.norms[tokens], alpha=-1)
         return out
@@ -454,6 +472,26 @@ class _Running:
         self.plan = plan
         self.empty = True
 
+    def guess(self, device: torch.device) -> Tensor | None:
+        """The peak so far, if the next tile may be measured against it before its own maximum is known.
+
+        Any reference near the maximum will do for the sums, which spares a pass over the tile to find it and one over
+        the mean to rescale it. The answers that name the maximum need it exactly; on an accelerator the check that the
+        guess was good would wait for every tile.
+        """
+        exact = self.plan.token or self.plan.top_weight or self.plan.entropy
+        return None if self.empty or exact or device.type != "cpu" else self.peak
+
+    def add_shifted(self, tile: Tensor, tokens: slice, mean: Tensor | None, table: Tensor) -> bool:
+        """Take in a tile of logit - peak, as `add` does; False, and nothing taken, if a weight came out too large."""
+        mass = _exponentiate(tile).sum(1)
+        if not float(mass.max()) < LARGEST_MASS:
+            return False
+        self.total += mass
+        if mean is not None:
+            mean.addmm_(tile, table[tokens])
+        return True
+
     def add(self, tile: Tensor, tokens: slice, mean: Tensor | None, table: Tensor) -> None:
         """Take in a tile of logits, leaving exp(logit - peak) in its place, and add its part to `mean`."""
         if self.plan.token:
@@ -464,8 +502,7 @@ class _Running:
             summit = tile.amax(1)
         peak = summit if self.empty else torch.maximum(self.peak, summit)
         log_parts = tile - peak[:, None] if self.plan.entropy else None
-        _exponentiate(tile, peak)
-        mass = tile.sum(1)
+        mass = _exponentiate(tile.sub_(peak[:, None])).sum(1)
         surprise = mass if log_parts is None else log_parts.mul_(tile).sum(1)
         if self.empty:
             self.total, self.surprise = mass, surprise
@@ -570,10 +607,10 @@ def _aligned_empty(height: int, width: int, like: Tensor) -> Tensor:
     return like.new_empty(height, _aligned(width))[:, :width]
 
 
-def _exponentiate(tile: Tensor, shift: Tensor) -> Tensor:
-    """exp(tile - shift) in place, with a floor far below rounding: exp is slow where its result underflows."""
+def _exponentiate(tile: Tensor) -> Tensor:
+    """exp in place, with a floor far below rounding: exp is slow where its result underflows."""
     floor = math.log(torch.finfo(tile.dtype).tiny) + 8
-    return tile.sub_(shift[:, None]).clamp_(min=floor).exp_()
+    return tile.clamp_(min=floor).exp_()
 
 
 def _within(targets: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
