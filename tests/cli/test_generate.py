@@ -45,7 +45,7 @@ def test_golden_samples_through_the_command_line(
     run(
         "--model", model, "--noise", str(tmp_path / "noise.npy"), "--nfe", str(case["nfe"]), "--refine", str(case["K"]),
         "--scg", str(case["w_scg"]), "--ug", str(case["w_ug"]), "--schedule", case["configuration"],
-        "--decode", "weight", "--precision", "float64", "--logits", str(tmp_path / "logits.npy"), "--json",
+        "--decode", "weight", "--logits", str(tmp_path / "logits.npy"), "--json",
     )  # fmt: skip
     shown = json.loads(capsys.readouterr().out)
     assert [sample["ids"] for sample in shown["samples"]] == golden[f"tokens_{number}"].tolist()

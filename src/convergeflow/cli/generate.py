@@ -59,7 +59,10 @@ def generate(
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
     ] = True,
-    precision: Annotated[str, typer.Option(help="Format of the network: float32 or float64.")] = "float32",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Format of the network: float32 or float64. [default: float32, with --logits float64]"),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all samples.")] = False,
 ) -> None:
@@ -74,8 +77,10 @@ def generate(
       convergeflow generate --prompt "Once there was a"
     """
     import numpy as np
+    import torch
 
     from convergeflow import sample_file, zoo
+    from convergeflow.device import state_dtype_of
     from convergeflow.errors import UserError
     from convergeflow.observation import LiveText, Trace, both
     from convergeflow.sampling import default_batch
@@ -83,7 +88,7 @@ def generate(
     for option, value in (("--num", num), ("--length", length), ("--batch", batch)):
         if value is not None and value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
-    if precision not in ("float32", "float64"):
+    if precision not in (None, "float32", "float64"):
         raise UserError(f"--precision must be float32 or float64, not {precision!r}")
     for path in (out, logits):
         if path is not None and not path.parent.exists():
@@ -97,10 +102,12 @@ def generate(
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs))
     settings = arguments.get("settings")
     name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
-    if settings is None and (noise or logits or trace or precision != "float32"):
+    if settings is None and (noise or logits or trace or precision):
         raise UserError(
             f"--noise, --logits, --trace and --precision are for flows of ours, not for {loaded.method}"
         )
+    if precision is None and logits is not None and state_dtype_of(loaded.device) == torch.float64:
+        precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
     if precision == "float64":
         loaded, name = loaded.double(), f"{name}+float64"
     start = None
