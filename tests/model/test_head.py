@@ -211,19 +211,6 @@ def test_kernel_scores_in_tiles(cutting: dict[str, int], monkeypatch: pytest.Mon
     torch.testing.assert_close(kernel_scores(x, parts["table"]), x @ parts["table"].T)
 
 
-@pytest.mark.parametrize("limit, columns", [(0, 0), (8 * 7 * 16, 15), (8 * 7 * 32, 23)])
-def test_scores_of_the_first_tokens_are_enough(
-    limit: int, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(head, "CPU_TILE", 5)
-    parts = operands(torch.float64)
-    scores = kernel_scores(parts["x"], parts["table"], limit=limit)
-    assert scores.shape == (7, columns)
-    torch.testing.assert_close(scores, (parts["x"] @ parts["table"].T)[:, :columns])
-    call = [parts[name] for name in NAMES[:6]]
-    torch.testing.assert_close(weigh(*call, scores=scores).mu, weigh(*call).mu)
-
-
 @pytest.mark.parametrize("keep", [0, 1 << 20], ids=["recompute", "keep all"])
 @pytest.mark.parametrize("rise", [0.0, 30.0, 200.0, -200.0])
 def test_sums_alone_measure_tiles_against_an_earlier_peak(rise: float, keep: int, cutting: dict[str, int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from convergeflow.baselines import METHODS
 from convergeflow.config import RunConfig, StageConfig, from_dict
@@ -69,12 +69,12 @@ def run_config(base: RunConfig, method: str) -> RunConfig:
     return from_dict(values)
 
 
-def _one_stage(base: RunConfig, name: str, steps: int, objective: str) -> StageConfig:
+def _one_stage(base: RunConfig, name: str, steps: int, objective: Literal["ce", "mse"]) -> StageConfig:
     """The rates of the preset's first stage, falling to a twentieth at the end as our last stage's does."""
     first = base.stages[0]
     return StageConfig(
         name=name,
-        objective=objective,  # type: ignore[arg-type]
+        objective=objective,
         steps=steps,
         lr=first.lr,
         matrix_lr=first.matrix_lr,

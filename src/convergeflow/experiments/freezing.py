@@ -1,8 +1,8 @@
 """Freezing what has converged: which share of the network calls it saves, what it changes. Not in the paper.
 
 Saved calls are counted over live sequences: a finished sequence leaves the batch, and so does, for the rest of a grid
-point, one whose refinement has reached its fixed point. Tokens are compared position by
-position with the same seeds sampled without freezing.
+point, one whose refinement has reached its fixed point. Tokens are compared position by position with the same seeds
+sampled without freezing.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ def weigh(
 
     h [..., d_h], weight [V, d_h], bias [V] or None; x [..., d] and kernel, broadcastable to the positions, or both
     None for base logits alone; table [V, d]; norm_term like kernel, needed when the table's rows differ in norm.
-    `scores` are the values `kernel_scores(x, table)`, of all or the first tokens, if the caller has them; gradients
-    still reach x and table.
+    `scores` are the values `kernel_scores(x, table)` if the caller has them; gradients still reach x and table.
     `targets` [...] asks for the cross-entropy. The table's format decides the arithmetic (half precision counts
     as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
     """
@@ -140,11 +139,8 @@ def logits(
     return total
 
 
-def kernel_scores(x: Tensor, table: Tensor, *, limit: int | None = None) -> Tensor:
-    """The inner products <x, e_j>, [..., V]: the part of the logits that a sampling step's passes share.
-
-    With a `limit` in bytes only the first tokens' scores that fit are made, in whole tiles; `weigh` computes the rest.
-    """
+def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
+    """The inner products <x, e_j>, [..., V]: the part of the logits that a sampling step's passes share."""
     dtype = _arithmetic(table)
     x, table = x.to(dtype), table.to(dtype)
     with _no_autocast(table), exact_products():
@@ -152,13 +148,10 @@ def kernel_scores(x: Tensor, table: Tensor, *, limit: int | None = None) -> Tens
             return x @ table.T
         flat = x.reshape(-1, x.shape[-1])
         grid = _Grid(flat.shape[0], table.shape[0], None, table.device)
-        tiles = grid.token_tiles()
-        if limit is not None:
-            tiles = [tokens for tokens in tiles if len(flat) * _aligned(tokens.stop) * table.element_size() <= limit]
         # Rows on cache lines, and tiles: one wide product with 50,257 columns runs at two thirds of the speed.
-        out = _aligned_empty(len(flat), tiles[-1].stop if tiles else 0, table)
+        out = _aligned_empty(len(flat), len(table), table)
         for rows in grid.row_blocks():
-            for tokens in tiles:
+            for tokens in grid.token_tiles():
                 torch.mm(flat[rows], table[tokens].T, out=out[rows, tokens])
     return out.view(*x.shape[:-1], out.shape[1])
 
@@ -447,7 +440,7 @@ class _TileLogits:
         else:
             torch.sub(bias[tokens], shift[:, None], out=out)
         # The kernel term is the large one and cancels the shift: the base logits are added to what is left.
-        if scores is not None and kernel is not None and tokens.stop <= scores.shape[1]:
+        if scores is not None and kernel is not None:
             out.addcmul_(scores[rows, tokens], kernel[rows, None])
         elif self.scaled is not None:
             with exact_products():
