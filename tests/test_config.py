@@ -35,9 +35,10 @@ def test_owt_is_the_paper() -> None:
     assert config.ema.decay == 0.9999 and not config.ema.warmup
 
 
-@pytest.mark.parametrize("name", ["test", "stories"])
+@pytest.mark.parametrize("name", ["test", "stories", "sotu"])
 def test_two_stage_recipe(name: str) -> None:
-    first, second = resolve(name).stages
+    *before, first, second = resolve(name).stages
+    assert all(stage.objective == "ce" for stage in before), "what comes before belongs to the cross-entropy stage"
     assert first.objective == "ce" and first.learn_table and first.learn_schedule
     assert second.objective == "mse" and not second.learn_table and not second.learn_schedule
 

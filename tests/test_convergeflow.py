@@ -40,7 +40,7 @@ GAMMA = torch.tensor([1.0, 4.0])
 
 def stage(**changes: object) -> SimpleNamespace:
     options = {
-        "objective": "mse", "self_condition": 0.25, "position_noise": 0.0,
+        "objective": "mse", "self_condition": 0.25, "position_noise": 0.0, "clean_context": 0.0,
         "learn_table": False, "learn_schedule": False,
     }  # fmt: skip
     return SimpleNamespace(**{**options, **changes})

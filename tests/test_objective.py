@@ -11,7 +11,7 @@ from torch import nn
 from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.errors import UserError
 from convergeflow.flow.grid import training_times
-from convergeflow.flow.schedule import Gumbel, Linear
+from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
 from convergeflow.model.network import FlowNetwork
 from convergeflow.objective import LearnedGumbel, Objective, flow_loss, noise_levels
 from convergeflow.randomness import RowDraws
@@ -168,3 +168,45 @@ def test_log_unigram_is_a_buffer_not_a_parameter() -> None:
         isinstance(value, nn.Parameter) and name == "log_unigram"
         for name, value in network.named_parameters()
     )
+
+
+def test_a_clean_context_teaches_copying_that_one_noise_level_does_not_show() -> None:
+    # A word, two words of filler, the same word again. With the word before it plain the repeat is certain, and at
+    # the start, where the words before say nothing, it costs the entropy of eight equal words.
+    torch.manual_seed(0)
+    network = FlowNetwork(
+        vocabulary=10, width=32, depth=2, heads=2, condition_width=8, gate_init=1.0,
+        context_free_input=True, neighbours=2, head_init=0.02,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+
+    def batch(num: int) -> torch.Tensor:
+        word = torch.randint(0, 8, (num, 1), generator=generator)
+        return torch.cat([word, torch.full((num, 1), 8), torch.full((num, 1), 9), word], 1)
+
+    for step in range(150):
+        draws = RowDraws(range(64 * step, 64 * step + 64))
+        objective, times = Objective("ce", clean_context=1.0), training_times(64, seed=step)
+        loss = flow_loss(network, gumbel_for_width(32), objective, batch(64), times=times, draws=draws)
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    assert abs(loss.parts["context_ce"] - math.log(8) / 4) < 0.1, "only the first word is left uncertain"
+
+
+def test_a_share_of_clean_contexts_leaves_the_other_sequences_as_they_were() -> None:
+    network = one_position_network()
+    tokens, times = torch.randint(0, 3, (400, 1)), training_times(400, seed=0) * 0.5
+
+    def parts(kind: str, share: float) -> dict[str, float]:
+        objective = Objective(kind, 0.0, clean_context=share)
+        return flow_loss(network, Linear(), objective, tokens, times=times, draws=RowDraws(range(400))).parts
+
+    for kind in ("mse", "ce"):
+        mixed = parts(kind, 0.5)
+        assert {f"context_{kind}", kind} <= mixed.keys()
+        assert parts(kind, 1.0).keys() == {f"context_{kind}"}
+        # One position has no words before it: in noise the loss is that of the prior, whatever the mix.
+        assert mixed[kind] == pytest.approx(parts(kind, 0.0)[kind], rel=0.25)
+    assert parts("ce", 1.0)["context_ce"] == pytest.approx(float(-PRIOR.log().mean()), rel=0.1)

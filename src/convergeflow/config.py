@@ -91,7 +91,13 @@ class ModelConfig(Section):
     gate_init: float = 0.0
     """Start value of the residual gates; 0 is LangFlow's, an opened gate lets attention learn sooner."""
     context_free_input: bool = False
-    """Feed the posterior mean under the unigram prior as an extra input."""
+    """Read alpha x_t and the prediction at hand: the earlier one, else the posterior mean under the unigram prior."""
+    neighbours: NonNegativeInt = 0
+    """Mix the inputs of this many preceding positions into each position's; 0 is the paper's network."""
+    head_init: NonNegativeFloat = 0.0
+    """Start the head at this multiple of the token table; 0 is LangFlow's."""
+    pool_evidence: bool = False
+    """Let a position add the evidence of other positions that hold the same word."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings that only one method has, handed to its builder, which refuses unknown ones."""
 
@@ -145,6 +151,9 @@ class StageConfig(Section):
     """Probability per example of a condition from a first pass."""
     position_noise: Share = 0.0
     """Share of the sequences with an independent noise level per position."""
+    clean_context: Share = 0.0
+    """Share of the sequences whose every word is predicted from pure noise and the clean words before it: teaches
+    attention to copy."""
     keep_moments: bool = False
     """Carry the optimizer's moments over from the stage before (to study a switch of objective alone)."""
     from_average: bool = False

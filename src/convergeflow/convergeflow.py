@@ -47,6 +47,9 @@ class ConvergeFlowConfig(PreTrainedConfig):
         schedule_entropy: float = 7.02,
         gate_init: float = 0.0,
         context_free_input: bool = False,
+        neighbours: int = 0,
+        head_init: float = 0.0,
+        pool_evidence: bool = False,
         method: str = "convergeflow",
         **kwargs: Any,
     ) -> None:
@@ -67,6 +70,9 @@ class ConvergeFlowConfig(PreTrainedConfig):
         self.schedule_entropy = schedule_entropy
         self.gate_init = gate_init
         self.context_free_input = context_free_input
+        self.neighbours = neighbours
+        self.head_init = head_init
+        self.pool_evidence = pool_evidence
         self.method = method
         super().__init__(**kwargs)
 
@@ -107,6 +113,9 @@ class ConvergeFlowModel(PreTrainedModel):
             predictor=config.predictor,
             gate_init=config.gate_init,
             context_free_input=config.context_free_input,
+            neighbours=config.neighbours,
+            head_init=config.head_init,
+            pool_evidence=config.pool_evidence,
         )
         schedule = schedule_from(config.schedule)
         self.learned_schedule = (
@@ -167,7 +176,9 @@ class ConvergeFlowModel(PreTrainedModel):
 
     def enter_stage(self, stage: Any) -> None:
         """Objective and trainable parameters of a stage (`config.StageConfig`)."""
-        self.objective = Objective(stage.objective, stage.self_condition, stage.position_noise)
+        self.objective = Objective(
+            stage.objective, stage.self_condition, stage.position_noise, stage.clean_context
+        )
         self.requires_grad_(True)
         self.network.embedding.weight.requires_grad_(bool(stage.learn_table))
         if not stage.learn_table:
@@ -326,7 +337,9 @@ class BoundPredictor:
         )
 
     def scores(self, x_t: Tensor) -> Tensor | None:
-        return None if self.network.predictor == "direct" else self.network.scores(x_t, self.table)
+        if self.network.predictor == "direct" or self.network.pooling is not None:
+            return None  # no kernel, or one whose state changes from pass to pass
+        return self.network.scores(x_t, self.table)
 
     def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
         return self.network.logits(x_t, at, condition, table=self.table)

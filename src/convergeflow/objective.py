@@ -32,6 +32,9 @@ class Objective:
     position_noise: float = 0.0
     """Share of sequences whose positions each draw a noise level of their own (an option; the paper has none)."""
 
+    clean_context: float = 0.0
+    """Share of sequences seen as empty slots after clean words (an option; the paper has none)."""
+
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise unknown_name("objective", self.kind, OBJECTIVES)
@@ -89,6 +92,33 @@ def flow_loss(
 
     `learned` is the schedule to fit, when the stage fits one. Means are over positions and dimensions, then examples.
     """
+    if objective.clean_context == 0.0:
+        return _path_loss(network, schedule, objective, tokens, times, draws, learned)
+    beside = draws.uniform() < objective.clean_context
+    total, parts = tokens.new_zeros((), dtype=torch.float32), {}
+    if len(shown := beside.nonzero()[:, 0]):
+        context = _clean_context_loss(network, schedule, objective, tokens[shown], draws.select(shown))
+        total, parts = total + len(shown) / len(tokens) * context.total, dict(context.parts)
+    if len(others := (~beside).nonzero()[:, 0]):
+        path = _path_loss(
+            network, schedule, objective, tokens[others], times[others], draws.select(others), learned
+        )
+        total, parts = total + len(others) / len(tokens) * path.total, parts | path.parts
+    elif learned is not None:  # sharded training wants a gradient for every parameter, be it zero
+        total = total + learned.fit_loss(times.new_zeros(0), times.new_zeros(0))
+    return Loss(total, parts)
+
+
+def _path_loss(
+    network: FlowNetwork,
+    schedule: Schedule,
+    objective: Objective,
+    tokens: Tensor,
+    times: Tensor,
+    draws: RowDraws,
+    learned: LearnedGumbel | None,
+) -> Loss:
+    """Sequences on the path: one noise level each, or one per position."""
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)
     at = noise_levels(schedule, times, draws, tokens.shape[1], objective.position_noise)
@@ -124,6 +154,40 @@ def flow_loss(
         }
         total = total + fit
     return Loss(total, parts)
+
+
+NOISY_END, CLEAN_END = 0.12, 0.95
+"""The times of `_clean_context_loss`: up to the first a word is pure noise, from the second on it is plain."""
+
+
+def _clean_context_loss(
+    network: FlowNetwork, schedule: Schedule, objective: Objective, tokens: Tensor, draws: RowDraws
+) -> Loss:
+    """The loss of every word, itself in noise, given the clean words before it; one pass for all of them.
+
+    Copying a name from an earlier mention is learned from such pairs of plain word and empty slot within some thousand
+    sequences. Under one noise level for all, either the mention is unreadable or the slot needs no help.
+    """
+    table = network.embedding.rows()
+    length = tokens.shape[1]
+    clean = CLEAN_END + (1 - CLEAN_END) * draws.uniform(length)
+    at = schedule(torch.cat([clean, NOISY_END * draws.uniform(length)], dim=1))
+    twice = tokens.repeat(1, 2)
+    x_star = nn.functional.embedding(twice, table)
+    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+    slots = torch.zeros_like(twice, dtype=torch.bool)
+    slots[:, length:] = True
+    prediction = network(x_t, at, table=table, targets=twice, positions=slots, paired=True)
+    if objective.kind == "mse":
+        squared = (x_star[slots] - prediction.mu).square().mean(-1)
+        weight = (1 + at.signal_to_noise[:, length:]).square().flatten().to(squared)
+        mse = (weight * squared).mean()
+        return Loss(mse, {"context_mse": float(mse.detach())})
+    if prediction.cross_entropy is None:
+        raise UserError("the direct predictor cannot be trained with ce; set the stage's objective to mse")
+    total = prediction.cross_entropy.mean()
+    return Loss(total, {"context_ce": float(total.detach())})
 
 
 def _self_condition(

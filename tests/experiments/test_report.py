@@ -15,7 +15,7 @@ from convergeflow.experiments.registry import experiment_by_name, experiments
 from convergeflow.experiments.scale import Scale
 from convergeflow.experiments.workspace import Workspace
 
-TRAINED = ("convergence", "objectives", "token-rules", "sanity", "systems")
+TRAINED = ("convergence", "objectives", "token-rules", "sanity", "systems", "natural", "facts")
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ class LangFlowModel(ConvergeFlowModel):
 
     def enter_stage(self, stage: Any) -> None:
         """Cross-entropy, with table and schedule learned, whatever the stage says."""
-        self.objective = Objective("ce", stage.self_condition, stage.position_noise)
+        self.objective = Objective("ce", stage.self_condition, stage.position_noise, stage.clean_context)
         self.requires_grad_(True)
         self.fits_schedule = True
 

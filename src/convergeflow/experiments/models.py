@@ -35,8 +35,14 @@ from convergeflow.flow.schedule import schedule_from
 from convergeflow.randomness import derive_seed
 from convergeflow.records import Loss
 from convergeflow.training import checkpoint
+from convergeflow.training.build import open_corpus
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
+
+FLOW_OPTIONS = {
+    "condition_width", "gate_init", "context_free_input", "neighbours", "head_init", "pool_evidence",
+}  # fmt: skip
+"""What a recipe may change of the network beyond its size."""
 
 RAMP = 0.05
 """Share of a stage's steps over which its learning rate rises."""
@@ -59,7 +65,7 @@ class Kept:
 
 
 def corpus_for(workspace: Workspace, scale: Scale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, others must be prepared."""
+    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its preset says, others are prepared."""
     if scale.corpus == "stories":
         out = workspace.folder / "corpora" / f"stories-{scale.length}-{scale.blocks}"
         return prepare(
@@ -69,6 +75,8 @@ def corpus_for(workspace: Workspace, scale: Scale) -> Corpus:
             blocks=scale.blocks,
             heldout_blocks=max(256, scale.blocks // 25),
         )
+    if scale.corpus == "sotu":
+        return open_corpus(resolve("sotu"))
     folder = workspace.folder / "corpora" / scale.corpus
     if not (folder / "manifest.json").is_file():
         raise UserError(
@@ -99,16 +107,21 @@ def start_model(workspace: Workspace, scale: Scale) -> Kept:
     if scale.name == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
         recipe = resolve("stories")
-        stage = recipe.stages[0].model_copy(update={"steps": scale.start_steps})
-        options = recipe.model.model_dump(include={"condition_width", "gate_init", "context_free_input"})
+        stages = [stage for stage in recipe.stages if stage.objective == "ce"]
+        total = sum(stage.steps for stage in stages)
+        stages = [
+            stage.model_copy(update={"steps": max(stage.warmup, stage.steps * scale.start_steps // total)})
+            for stage in stages
+        ]
+        options = recipe.model.model_dump(include=FLOW_OPTIONS)
     else:
-        stage = _stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)
+        stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
         options = {}
 
     def build() -> ConvergeFlowModel:
         return _fresh(scale, corpus, **options)
 
-    return trained(workspace, scale, "start-ce", build, [stage])[-1]
+    return trained(workspace, scale, "start-ce", build, stages)[-1]
 
 
 def sampled_model(workspace: Workspace, scale: Scale) -> Kept:
@@ -224,6 +237,8 @@ def trained(
     """Train, or go on training, and keep the averaged model after every stage."""
     corpus = corpus_for(workspace, scale)
     total = sum(stage.steps for stage in stages)
+    # Every stage's end must be there afterwards, so checkpoints in between are made in runs of one stage only.
+    every = min(500, total) if len(stages) == 1 else min(stage.steps for stage in stages)
     config = RunConfig(
         corpus=CorpusConfig(name=scale.corpus, length=scale.length),
         model=ModelConfig.model_validate({"size": scale.size}),
@@ -233,9 +248,8 @@ def trained(
         # A constant average forgets the start only after its horizon; small runs are shorter than that.
         ema=EmaConfig(decay=0.9999 if scale.name == "paper" else 0.99),
         device="auto",
-        # Every stage's end must be there afterwards, so checkpoints in between are made in runs of one stage only.
-        checkpoint_every=min(500, total) if len(stages) == 1 else min(stage.steps for stage in stages),
-        keep=len(stages) + 1,
+        checkpoint_every=every,
+        keep=len(stages) + 1 + (0 if len(stages) == 1 else total // every),
         log_every=max(1, total // 20),
         evaluate_every=0,
         evaluate_blocks=32,

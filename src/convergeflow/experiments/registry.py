@@ -124,8 +124,10 @@ def experiments() -> dict[str, Experiment]:
         controls,
         convergence,
         counterexample,
+        facts,
         freezing,
         grids,
+        natural,
         objectives,
         proposition1,
         proposition3,
@@ -154,7 +156,9 @@ def experiments() -> dict[str, Experiment]:
         grids,
         solvers,
         freezing,
+        facts,
         systems,
+        natural,
         sanity,
     )
     return {module.EXPERIMENT.name: module.EXPERIMENT for module in listed}

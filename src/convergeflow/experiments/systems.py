@@ -85,7 +85,8 @@ def _rival(bench: Bench, name: str) -> dict[str, Any]:
     return bench.workspace.point("systems", key, compute, label=f"system {name}")
 
 
-def _usable(result: Result) -> list[dict[str, Any]]:
+def usable(result: Result) -> list[dict[str, Any]]:
+    """The records of systems that speak the corpus."""
     return [record for record in result.records if "gen_ppl" in record["values"]]
 
 
@@ -103,11 +104,11 @@ def _headline(result: Result) -> Judgement:
 
 
 def _best(result: Result) -> Judgement:
-    rivals = [record for record in _usable(result) if record["system"] != OURS]
+    rivals = [record for record in usable(result) if record["system"] != OURS]
     if not rivals:
         return not_testable("no other system ships for this corpus yet", "33.17 against 60.09 (LangFlow)")
     ours = min(
-        (r for r in _usable(result) if r["system"] == OURS), key=lambda record: record["values"]["gen_ppl"]
+        (r for r in usable(result) if r["system"] == OURS), key=lambda record: record["values"]["gen_ppl"]
     )
     best = min(rivals, key=lambda record: record["values"]["gen_ppl"])
     return below(
@@ -135,11 +136,11 @@ def draw(result: Result, folder: Path) -> list[Path]:
     theirs.set_xlim(5.3, 5.68)
     theirs.set_yscale("log")
     trade_off.plain_logarithm(theirs)
-    curve = [record for record in _usable(result) if record["system"] == OURS]
+    curve = [record for record in usable(result) if record["system"] == OURS]
     points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(curve)]
     errors = [(r["values"]["entropy_se"], r["values"]["gen_ppl_se"]) for r in curve]
     plotting.trade_off(ours, points, label=f"{OURS}, C", colour=plotting.COLOURS[0], errors=errors)
-    for index, record in enumerate((r for r in _usable(result) if r["system"] != OURS), start=1):
+    for index, record in enumerate((r for r in usable(result) if r["system"] != OURS), start=1):
         values = record["values"]
         ours.errorbar([values["entropy"]], [values["gen_ppl"]], xerr=[values["entropy_se"]],
                       yerr=[values["gen_ppl_se"]], marker="s^Dvph"[index % 6], capsize=2, linestyle="",
@@ -154,7 +155,7 @@ def draw(result: Result, folder: Path) -> list[Path]:
     )
     plotting.label_axes(ours, "unigram entropy (nats)", "Gen. PPL", f"This run ({result.scale})")
     ours.legend(loc="best")
-    return plotting.save(figure, folder, "systems")
+    return plotting.save(figure, folder, result.experiment)
 
 
 def tabulate(result: Result) -> list[Table]:
@@ -162,7 +163,7 @@ def tabulate(result: Result) -> list[Table]:
     rows = [
         (r["system"], r["label"], r["values"]["gen_ppl"], r["values"]["gen_ppl_se"], r["values"]["entropy"],
          r["values"].get("valid"))
-        for r in _usable(result)
+        for r in usable(result)
     ]  # fmt: skip
     real = result.values["real"]
     rows.append(("real text", "", real["gen_ppl"], real["gen_ppl_se"], real["entropy"], real.get("valid")))

@@ -68,6 +68,21 @@ def rotate(x_BHLK: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+@lru_cache(maxsize=16)
+def pair_mask(length: int, device: torch.device) -> Tensor:
+    """Who may look at whom, [2L, 2L], when a clean copy of a sequence is followed by a noisy one.
+
+    A clean position sees the clean ones up to itself; a noisy one sees itself and the clean ones before it. So every
+    position of one pass is predicted in pure noise from the clean words before it (block diffusion's training pass with
+    blocks of one token).
+    """
+    before = torch.ones(length, length, dtype=torch.bool, device=device).tril(-1)
+    itself = torch.eye(length, dtype=torch.bool, device=device)
+    return torch.cat(
+        [torch.cat([before | itself, torch.zeros_like(itself)], 1), torch.cat([before, itself], 1)], 0
+    )
+
+
 class Attention(nn.Module):
     """Full attention, no biases; `causal` is for the autoregressive rival."""
 
@@ -77,10 +92,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, pair_mask: Tensor | None = None) -> Tensor:
         B, L, D = x_BLD.shape
         q, k, v = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=self.causal)
+        if pair_mask is None:
+            q, k = rotate(q), rotate(k)
+        else:  # two copies of a sequence, end to end: both count their positions from 0
+            q, k = (rotate(each.unflatten(2, (2, L // 2))).flatten(2, 3) for each in (q, k))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=pair_mask, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(B, L, D))
 
 
@@ -101,10 +120,10 @@ class Block(nn.Module):
         with torch.no_grad():  # order: shift, scale, gate of attention, then of the MLP
             self.modulation.bias.view(6, width)[[2, 5]] = gate_init
 
-    def forward(self, x_BLD: Tensor, condition: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, condition: Tensor, pair_mask: Tensor | None = None) -> Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
         h = torch.addcmul(shift_a, self.norm_attention(x_BLD), 1 + scale_a)
-        h = functional.dropout(self.attention(h), self.dropout, self.training)
+        h = functional.dropout(self.attention(h, pair_mask), self.dropout, self.training)
         x_BLD = torch.addcmul(x_BLD, gate_a.to(x_BLD.dtype), h.to(x_BLD.dtype))
         h = torch.addcmul(shift_m, self.norm_mlp(x_BLD), 1 + scale_m)
         h = self.mlp_down(functional.gelu(self.mlp_up(h), approximate="tanh"))
@@ -138,18 +157,60 @@ class Backbone(nn.Module):
         self.recompute = False
         """Activation checkpointing: keep only block inputs and compute each block again in the backward pass."""
 
-    def forward(self, x_BLD: Tensor, gamma: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, gamma: Tensor, *, paired: bool = False) -> Tensor:
+        """`paired`: the input is two copies of a sequence, end to end; see `pair_mask`."""
+        mask = pair_mask(x_BLD.shape[1] // 2, x_BLD.device) if paired else None
         with torch.autocast(x_BLD.device.type, enabled=False):  # gamma spans decades; bfloat16 would blur it
             condition = self.noise_level(gamma)
         if condition.dim() == 2:
             condition = condition[:, None]  # one noise level for the whole sequence
         for block in self.blocks:
             if self.recompute and self.training:
-                x_BLD = checkpoint(block, x_BLD, condition, use_reentrant=False)
+                x_BLD = checkpoint(block, x_BLD, condition, mask, use_reentrant=False)
             else:
-                x_BLD = block(x_BLD, condition)
+                x_BLD = block(x_BLD, condition, mask)
         shift, scale = self.modulation_final(condition).chunk(2, dim=-1)
         return torch.addcmul(shift, self.norm_final(x_BLD), 1 + scale)
+
+
+class Neighbours(nn.Module):
+    """The inputs of the few positions before each one, mixed linearly: a convolution that looks back."""
+
+    def __init__(self, width: int, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.mix = nn.Linear(reach * width, width, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        padded = functional.pad(x_BLD, (0, 0, self.reach, 0))
+        length = x_BLD.shape[1]
+        # Nearest first, so that a longer reach only appends columns.
+        back = [padded[:, self.reach - step : self.reach - step + length] for step in range(1, self.reach + 1)]
+        return self.mix(torch.cat(back, dim=-1))
+
+
+class EvidencePooling(nn.Module):
+    """Which positions hold the same word, and the sum of their evidence: y_p = sum_q a_pq v_q, a in (0, 1).
+
+    Observations of one word add: if positions p and q hold the same word, its posterior has the kernel scores of both.
+    So a_pq is a probability of its own (a sigmoid, no softmax), and a position's own state stays out of its sum.
+    """
+
+    START = -5.0
+    """Of the logits: nothing is pooled at the beginning."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.offset = nn.Parameter(torch.tensor([self.START]))
+
+    def forward(self, h_BLD: Tensor, values_BLD: Tensor, *, paired: bool = False) -> Tensor:
+        length = h_BLD.shape[1] // 2 if paired else h_BLD.shape[1]
+        q, k = (rotate(each(h_BLD).unflatten(1, (-1, length))).flatten(1, 2) for each in (self.query, self.key))
+        same = torch.sigmoid(q @ k.mT / h_BLD.shape[-1] ** 0.5 + self.offset)
+        itself = torch.eye(h_BLD.shape[1], dtype=torch.bool, device=h_BLD.device)
+        hidden = itself | ~pair_mask(length, h_BLD.device) if paired else itself
+        return same.masked_fill(hidden, 0.0).to(values_BLD.dtype) @ values_BLD
 
 
 class SelfConditionedInput(nn.Module):

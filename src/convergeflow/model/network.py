@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients
-from convergeflow.model.backbone import Backbone, SelfConditionedInput
+from convergeflow.model.backbone import Backbone, EvidencePooling, Neighbours, SelfConditionedInput
 from convergeflow.model.embedding import TokenTable
 from convergeflow.model.head import Weighted, kernel_scores, logits, weigh
 
@@ -35,6 +35,9 @@ class FlowNetwork(nn.Module):
         predictor: str = "weighted",
         gate_init: float = 0.0,
         context_free_input: bool = False,
+        neighbours: int = 0,
+        head_init: float = 0.0,
+        pool_evidence: bool = False,
     ) -> None:
         super().__init__()
         if predictor not in PREDICTORS:
@@ -58,23 +61,39 @@ class FlowNetwork(nn.Module):
         self.head = nn.Linear(width, vocabulary if predictor == "weighted" else width)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        # An option of the small-scale recipe, not of the paper: the prediction without context as one more input, so
-        # that attention can compare denoised tokens from the first step on, without first learning the table by heart.
+        # Options of the small-scale recipe, not of the paper. The prediction at hand is one more input, so that
+        # attention can compare denoised words from the first step on, without first learning the table by heart; the
+        # state then enters times alpha, for in pure noise it says nothing and yet is as long as a word.
         self.context_free = nn.Linear(width, width, bias=False) if context_free_input else None
         if self.context_free is not None:
             nn.init.eye_(self.context_free.weight)
+        # A word is copied from an earlier mention in two steps, "what is asked for here" and "where was it said";
+        # `neighbours` answers the first before any attention has formed, and attention learns the second. A head that
+        # starts along the table (`head_init`) turns an attended word into its logit from the first step on.
+        self.neighbours = Neighbours(width, neighbours) if neighbours else None
+        # And what no head over single positions can say where noise leaves none of them readable: that several hold the
+        # same word, whose evidence then adds.
+        self.pooling = EvidencePooling(width) if pool_evidence and predictor == "weighted" else None
+        if head_init and predictor == "weighted":
+            with torch.no_grad():
+                self.head.weight.copy_(head_init * self.embedding.rows())
         self.register_buffer("log_unigram", torch.zeros(vocabulary))
         """log frequencies of the training text (zeros: unknown, uniform): the prior of the context-free predictor."""
 
     log_unigram: Tensor
 
-    def hidden(self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor) -> Tensor:
+    def hidden(
+        self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor, *, paired: bool = False
+    ) -> Tensor:
         """The trunk's output, [B, L, width]; x in the network's format."""
         with torch.autocast(x.device.type, enabled=False):
-            h = self.condition_input(x, condition)
+            h = self.condition_input(x if self.context_free is None else spread(at.alpha, x) * x, condition)
             if self.context_free is not None:
-                h = h + self.context_free(self.context_free_prediction(x, at, table).mu.detach())
-        return self.backbone(h, at.gamma.to(x.device))
+                h = h + self.context_free(self._prediction_at_hand(x, at, condition, table))
+            if self.neighbours is not None:
+                # Both copies of a pair have the clean words before them.
+                h = h + (self.neighbours(h.chunk(2, 1)[0]).repeat(1, 2, 1) if paired else self.neighbours(h))
+        return self.backbone(h, at.gamma.to(x.device), paired=paired)
 
     def forward(
         self,
@@ -87,16 +106,18 @@ class FlowNetwork(nn.Module):
         details: bool = False,
         scores: Tensor | None = None,
         positions: Tensor | None = None,
+        paired: bool = False,
     ) -> Weighted:
         """mu and, on request, what its weights say.
 
         `table` is the normalised table where the caller has it, `scores` the shared kernel scores of this state.
         `details` adds token and top weight; `targets` the cross-entropy. With `positions` (a boolean mask [B, L]) the
-        head runs on those alone and the record's tensors are flat over them.
+        head runs on those alone and the record's tensors are flat over them. `paired`: x_t is a clean copy of each
+        sequence followed by a noisy one (`backbone.pair_mask`).
         """
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
-        h = self.hidden(x, at, condition, table)
+        h = self.hidden(x, at, condition, table, paired=paired)
         if self.predictor == "direct":
             if targets is not None:
                 raise UserError(
@@ -106,6 +127,8 @@ class FlowNetwork(nn.Module):
                 mu = self.head(h.to(table.dtype))
             mu = mu if positions is None else mu[positions]
             return Weighted(mu, log_normaliser=mu.new_zeros(mu.shape[:-1]))
+        if self.pooling is not None:
+            x, scores = self._with_pooled_evidence(x, at, h, paired=paired), None
         kernel = spread(at.kernel, x)[..., 0]
         if positions is not None:
             kernel = kernel.expand(positions.shape)[positions]
@@ -136,8 +159,21 @@ class FlowNetwork(nn.Module):
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
         h = self.hidden(x, at, condition, table)
+        if self.pooling is not None:
+            x = self._with_pooled_evidence(x, at, h)
         kernel = spread(at.kernel, x)[..., 0].expand(x.shape[:-1])
         return logits(h, self.head.weight, self.head.bias, x, kernel, table)
+
+    def _with_pooled_evidence(self, x: Tensor, at: Coefficients, h: Tensor, *, paired: bool = False) -> Tensor:
+        """A state whose kernel scores are those of x plus <y, e_j>, y the pooled evidence of other positions.
+
+        Each of those counts with alpha x, which is its kernel times state in noise and stays bounded towards the data:
+        log f stays Lipschitz, as the paper's theorem wants it.
+        """
+        assert self.pooling is not None
+        with torch.autocast(x.device.type, enabled=False):
+            pooled = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired)
+            return x + pooled / spread(at.kernel, x).clamp_min(1e-4)
 
     def context_free_prediction(
         self, x: Tensor, at: Coefficients, table: Tensor, targets: Tensor | None = None
@@ -148,6 +184,18 @@ class FlowNetwork(nn.Module):
         kernel = spread(at.kernel, x)[..., 0]
         with torch.no_grad():
             return weigh(nothing, no_weight, self.log_unigram.to(x.dtype), x, kernel, table, targets=targets)
+
+    def _prediction_at_hand(
+        self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor
+    ) -> Tensor:
+        """The earlier prediction where an example has one (none is all zeros), else the context-free one."""
+        given = None if condition is None else condition.flatten(1).any(1)
+        if condition is not None and given is not None and bool(given.all()):
+            return condition.to(x.dtype)  # as in most passes of a sampler: spares a pass of the head
+        alone = self.context_free_prediction(x, at, table).mu.detach()
+        if condition is None or given is None:
+            return alone
+        return torch.where(given[:, None, None], condition.to(alone.dtype), alone)
 
     def scores(self, x_t: Tensor, table: Tensor) -> Tensor:
         """<x_t, e_j>: what all passes at one state share."""

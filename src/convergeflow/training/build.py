@@ -64,6 +64,9 @@ def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
         schedule=schedule,
         gate_init=wanted.gate_init,
         context_free_input=wanted.context_free_input,
+        neighbours=wanted.neighbours,
+        head_init=wanted.head_init,
+        pool_evidence=wanted.pool_evidence,
         method=wanted.method,
     )
     model = kind(described)

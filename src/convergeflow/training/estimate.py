@@ -46,47 +46,50 @@ class Estimate:
 
 
 def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 1) -> Estimate:
-    """Time and memory of a configuration by trial steps of its first stage; the model is changed by them."""
+    """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
     placement = choose_device(config.device)
     model.to(placement.device)
-    stage = config.stages[0]
-    model.enter_stage(stage)  # type: ignore[operator]
-    optimizer = StageOptimizer(model.named_parameters(), stage, config.optimizer)
     held = config.batch // (config.accumulate * world)
     rows = max(1, min(held, TRIAL_TOKENS // config.corpus.length))
     torch.manual_seed(derive_seed(config.seed, "trial"))
     tokens = torch.randint(vocabulary, (rows, config.corpus.length)).to(placement.device)
     times = training_times(rows, seed=config.seed).to(placement.device, torch.float32)
-    seconds, peak = float("inf"), 0
-    for step in range(1 + TRIAL_STEPS):
-        draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
-        begin = time.perf_counter()
-        with _PeakMemory(placement.device) as memory:
-            with torch.autocast(
-                placement.device.type, placement.autocast, enabled=placement.autocast is not None
-            ):
-                loss = model.loss(tokens, times=times, draws=draws).total  # type: ignore[operator]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            float(loss.detach())
-        if step:  # the first one warms up
-            seconds = min(seconds, time.perf_counter() - begin)
-            peak = max(peak, memory.peak)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    moments = sum(value.numel() * value.element_size() for value in optimizer.state().values())
-    # Both are split over the processes: rows by data parallelism.
-    per_step = seconds * config.batch / world / rows
+    total, peak, state = 0.0, 0, 0
+    trained = 0
+    for stage in config.stages:
+        model.enter_stage(stage)  # type: ignore[operator]
+        optimizer = StageOptimizer(model.named_parameters(), stage, config.optimizer)
+        seconds = float("inf")
+        for step in range(1 + TRIAL_STEPS):
+            draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
+            begin = time.perf_counter()
+            with _PeakMemory(placement.device) as memory:
+                with torch.autocast(
+                    placement.device.type, placement.autocast, enabled=placement.autocast is not None
+                ):
+                    loss = model.loss(tokens, times=times, draws=draws).total  # type: ignore[operator]
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                float(loss.detach())
+            if step:  # the first one warms up
+                seconds = min(seconds, time.perf_counter() - begin)
+                peak = max(peak, memory.peak)
+        learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        moments = sum(value.numel() * value.element_size() for value in optimizer.state().values())
+        trained, state = max(trained, learned), max(state, 4 * (2 * parameters + learned) + moments)
+        # Rows are split over the processes by data parallelism.
+        total += stage.steps * seconds * config.batch / world / rows
     return Estimate(
         parameters=parameters,
         trained_parameters=trained,
         steps=config.total_steps,
         tokens_per_step=config.batch * config.corpus.length,
-        state_bytes=4 * (2 * parameters + trained) + moments,
+        state_bytes=state,
         activation_bytes=int(peak * held / rows),
-        seconds_per_step=per_step,
-        total_seconds=per_step * config.total_steps,
+        seconds_per_step=total / config.total_steps,
+        total_seconds=total,
         device=str(placement.device),
     )
 
