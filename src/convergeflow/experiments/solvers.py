@@ -1,7 +1,8 @@
 """Solvers at small budgets: does second order buy quality when network calls are few? Not in the paper.
 
 Euler, the multistep solver (no extra calls) and Heun (two predictions per step) spend the same NFE; each traces a curve
-over w_scg, and curves are compared at equal entropy.
+over w_scg, and curves are compared at equal entropy: noise by noise where the entropies of all points agree, else by
+interpolation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from convergeflow.experiments import plotting, trade_off
 from convergeflow.experiments.bench import Bench
 from convergeflow.experiments.registry import Cost, Experiment, Result, Table
 from convergeflow.experiments.scale import Scale
-from convergeflow.experiments.trade_off import by_scale, curve_of, language_claim, ratio_at_equal_entropy
+from convergeflow.experiments.trade_off import (
+    by_scale,
+    curve_of,
+    language_claim,
+    paired_ratio,
+    ratio_at_equal_entropy,
+)
 from convergeflow.experiments.verdict import Judgement, below, exactly, not_testable
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.guidance import Controls
@@ -41,7 +48,7 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
 
 def _beats_euler(result: Result, *, nfe: int, solver: str) -> Judgement:
     ours, euler = curve_of(result, f"{solver}, NFE {nfe}"), curve_of(result, f"euler, NFE {nfe}")
-    ratio = ratio_at_equal_entropy(ours, euler)
+    ratio = paired_ratio(ours, euler) or ratio_at_equal_entropy(ours, euler)
     if ratio is None:
         return not_testable(f"{solver} and euler share no range of entropy at NFE {nfe} in this run")
     return below(ratio, exactly(1.0), what=f"Gen. PPL of {solver} over euler at NFE {nfe} and equal entropy")

@@ -92,6 +92,28 @@ def ratio_at_equal_entropy(
     return Estimate(value, value * math.hypot(*errors), len(left) + len(right))
 
 
+def paired_ratio(left: Sequence[Record], right: Sequence[Record]) -> Estimate | None:
+    """Gen. PPL of `left` over that of `right` at equal controls, sample by sample; None unless entropies agree as well.
+
+    All points start from the same noises, so what two settings make of one noise can be subtracted before anything is
+    averaged; where a control does not move entropy beyond its error, equal controls are equal entropy.
+    """
+    if not left or len(left) != len(right):
+        return None
+    differences = []
+    for one, other in zip(left, right, strict=True):
+        a, b = one["values"], other["values"]
+        if "per_sample" not in a or "per_sample" not in b or len(a["per_sample"]["nll"]) != len(b["per_sample"]["nll"]):
+            return None
+        if abs(a["entropy"] - b["entropy"]) > 2 * math.hypot(a["entropy_se"], b["entropy_se"]):
+            return None
+        each = [np.asarray(v["per_sample"]["nll"]) / np.asarray(v["per_sample"]["tokens"]) for v in (a, b)]
+        differences.append(each[0] - each[1])
+    mean = np.mean(differences, axis=0)
+    value = math.exp(float(mean.mean()))
+    return Estimate(value, value * float(mean.std(ddof=1)) / math.sqrt(len(mean)), len(mean))
+
+
 def _log_error(records: Sequence[Record], curve: list[tuple[float, float]]) -> float:
     """Standard error of a curve's log Gen. PPL: its points' own, and their entropy's through the curve's slope."""
     span = curve[-1][1] - curve[0][1]
