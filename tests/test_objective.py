@@ -197,16 +197,16 @@ def test_a_clean_context_teaches_copying_that_one_noise_level_does_not_show() ->
 
 def test_a_share_of_clean_contexts_leaves_the_other_sequences_as_they_were() -> None:
     network = one_position_network()
-    tokens, times = torch.randint(0, 3, (400, 1)), training_times(400, seed=0) * 0.5
+    tokens, times = torch.randint(0, 3, (4000, 1)), training_times(4000, seed=0) * 0.5
 
     def parts(kind: str, share: float) -> dict[str, float]:
         objective = Objective(kind, 0.0, clean_context=share)
-        return flow_loss(network, Linear(), objective, tokens, times=times, draws=RowDraws(range(400))).parts
+        return flow_loss(network, Linear(), objective, tokens, times=times, draws=RowDraws(range(4000))).parts
 
     for kind in ("mse", "ce"):
         mixed = parts(kind, 0.5)
         assert {f"context_{kind}", kind} <= mixed.keys()
         assert parts(kind, 1.0).keys() == {f"context_{kind}"}
         # One position has no words before it: in noise the loss is that of the prior, whatever the mix.
-        assert mixed[kind] == pytest.approx(parts(kind, 0.0)[kind], rel=0.25)
+        assert mixed[kind] == pytest.approx(parts(kind, 0.0)[kind], rel=0.08)
     assert parts("ce", 1.0)["context_ce"] == pytest.approx(float(-PRIOR.log().mean()), rel=0.1)

@@ -7,7 +7,7 @@ them towards easier noise; they follow a regression of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -92,33 +92,8 @@ def flow_loss(
 
     `learned` is the schedule to fit, when the stage fits one. Means are over positions and dimensions, then examples.
     """
-    if objective.clean_context == 0.0:
-        return _path_loss(network, schedule, objective, tokens, times, draws, learned)
-    beside = draws.uniform() < objective.clean_context
-    total, parts = tokens.new_zeros((), dtype=torch.float32), {}
-    if len(shown := beside.nonzero()[:, 0]):
-        context = _clean_context_loss(network, schedule, objective, tokens[shown], draws.select(shown))
-        total, parts = total + len(shown) / len(tokens) * context.total, dict(context.parts)
-    if len(others := (~beside).nonzero()[:, 0]):
-        path = _path_loss(
-            network, schedule, objective, tokens[others], times[others], draws.select(others), learned
-        )
-        total, parts = total + len(others) / len(tokens) * path.total, parts | path.parts
-    elif learned is not None:  # sharded training wants a gradient for every parameter, be it zero
-        total = total + learned.fit_loss(times.new_zeros(0), times.new_zeros(0))
-    return Loss(total, parts)
-
-
-def _path_loss(
-    network: FlowNetwork,
-    schedule: Schedule,
-    objective: Objective,
-    tokens: Tensor,
-    times: Tensor,
-    draws: RowDraws,
-    learned: LearnedGumbel | None,
-) -> Loss:
-    """Sequences on the path: one noise level each, or one per position."""
+    if objective.clean_context > 0.0:
+        return _mixed_loss(network, schedule, objective, tokens, times, draws, learned)
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)
     at = noise_levels(schedule, times, draws, tokens.shape[1], objective.position_noise)
@@ -155,6 +130,30 @@ def _path_loss(
         total = total + fit
     return Loss(total, parts)
 
+
+def _mixed_loss(
+    network: FlowNetwork,
+    schedule: Schedule,
+    objective: Objective,
+    tokens: Tensor,
+    times: Tensor,
+    draws: RowDraws,
+    learned: LearnedGumbel | None,
+) -> Loss:
+    """Some sequences as empty slots after clean words, the others on the path."""
+    beside = draws.uniform() < objective.clean_context
+    total, parts = tokens.new_zeros((), dtype=torch.float32), {}
+    if len(shown := beside.nonzero()[:, 0]):
+        context = _clean_context_loss(network, schedule, objective, tokens[shown], draws.select(shown))
+        total, parts = total + len(shown) / len(tokens) * context.total, dict(context.parts)
+    if len(others := (~beside).nonzero()[:, 0]):
+        on_path = replace(objective, clean_context=0.0)
+        path = flow_loss(network, schedule, on_path, tokens[others], times=times[others],
+                         draws=draws.select(others), learned=learned)  # fmt: skip
+        total, parts = total + len(others) / len(tokens) * path.total, parts | path.parts
+    elif learned is not None:  # sharded training wants a gradient for every parameter, be it zero
+        total = total + learned.fit_loss(times.new_zeros(0), times.new_zeros(0))
+    return Loss(total, parts)
 
 NOISY_END, CLEAN_END = 0.12, 0.95
 """The times of `_clean_context_loss`: up to the first a word is pure noise, from the second on it is plain."""

@@ -189,13 +189,11 @@ class FlowNetwork(nn.Module):
         self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor
     ) -> Tensor:
         """The earlier prediction where an example has one (none is all zeros), else the context-free one."""
-        given = None if condition is None else condition.flatten(1).any(1)
-        if condition is not None and given is not None and bool(given.all()):
+        given = x.new_zeros(len(x), dtype=torch.bool) if condition is None else condition.flatten(1).any(1)
+        if condition is not None and bool(given.all()):
             return condition.to(x.dtype)  # as in most passes of a sampler: spares a pass of the head
         alone = self.context_free_prediction(x, at, table).mu.detach()
-        if condition is None or given is None:
-            return alone
-        return torch.where(given[:, None, None], condition.to(alone.dtype), alone)
+        return alone if condition is None else torch.where(given[:, None, None], condition.to(alone.dtype), alone)
 
     def scores(self, x_t: Tensor, table: Tensor) -> Tensor:
         """<x_t, e_j>: what all passes at one state share."""

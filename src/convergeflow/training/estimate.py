@@ -55,8 +55,7 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
     tokens = torch.randint(vocabulary, (rows, config.corpus.length)).to(placement.device)
     times = training_times(rows, seed=config.seed).to(placement.device, torch.float32)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    total, peak, state = 0.0, 0, 0
-    trained = 0
+    total, peak, state, trained = 0.0, 0, 0, 0
     for stage in config.stages:
         model.enter_stage(stage)  # type: ignore[operator]
         optimizer = StageOptimizer(model.named_parameters(), stage, config.optimizer)
