@@ -155,7 +155,7 @@ CONTROLS = st.builds(
     nfe=st.integers(8, 14),
     controls=CONTROLS,
     solver=st.sampled_from(SOLVER_NAMES),
-    grid=st.sampled_from(["midpoint", "langflow", "log-snr", "theorem"]),
+    grid=st.sampled_from(["midpoint", "langflow", "log-snr", "closing", "theorem"]),
     length=st.integers(1, 6),
     split=st.integers(1, 4),
 )

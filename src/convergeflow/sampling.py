@@ -73,7 +73,7 @@ class Freeze:
 
     weight: float = 0.999
     patience: int = 2
-    change: float = 0.01
+    change: float = 0.003
 
     def __post_init__(self) -> None:
         if not 0.5 < self.weight <= 1.0 or self.patience < 1 or not 0.0 <= self.change < 1.0:

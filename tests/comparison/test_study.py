@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from convergeflow.comparison.study import training_seconds
-from convergeflow.comparison.systems import CONTROLLED, OURS, SYSTEMS, run_config, systems_named
+from convergeflow.comparison.systems import CONTROLLED, OURS, SYSTEMS, on_budget, run_config, systems_named
 from convergeflow.comparison.table import verdict
 from convergeflow.config import resolve
 from convergeflow.errors import UserError
@@ -29,6 +30,19 @@ def test_every_system_has_the_same_budget() -> None:
     assert [stage.objective for stage in run_config(resolve("test"), "langflow").stages] == ["ce"]
     assert [stage.objective for stage in run_config(resolve("test"), "elf").stages] == ["ce", "mse"]
     assert run_config(resolve("test"), OURS) == resolve("test")
+
+
+@pytest.mark.parametrize("steps", [3, 100, 1201, 20_000])
+def test_a_budget_keeps_the_recipe_in_proportion(steps: int) -> None:
+    base = resolve("stories")
+    made = on_budget(base, steps)
+    assert made.total_steps == steps
+    for before, after in zip(base.stages, made.stages, strict=True):
+        assert abs(after.steps / steps - before.steps / base.total_steps) <= 2 / steps
+        assert after.warmup <= after.steps and after.lr == before.lr
+    assert on_budget(base, base.total_steps) == base
+    with pytest.raises(UserError, match="3 stages"):
+        on_budget(base, 2)
 
 
 def test_systems_by_name() -> None:
@@ -87,3 +101,12 @@ def test_a_small_comparison_is_complete_and_goes_on(tmp_path: Path, monkeypatch:
     _run(again, tmp_path / "out", "test", True)
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").iterdir()}
     assert runs == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
+    # Records alone are enough: nothing is trained again where the weights are gone, unless the question changes.
+    shutil.rmtree(tmp_path / "out" / "runs")
+    bare = study()
+    assert sum(cost.training + cost.sampling for cost in bare.costs()) == 0.0
+    _run(bare, tmp_path / "out", "test", True)
+    assert json.loads((tmp_path / "out" / "table.json").read_text())["rows"] == table["rows"]
+    assert not (tmp_path / "out" / "runs").exists()
+    other = _study(base, tmp_path / "out", systems, [6], 5, 1, "", "ours-1", "cpu")
+    assert all(cost.sampling > 0 for cost in other.costs())

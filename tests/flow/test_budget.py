@@ -46,7 +46,7 @@ def test_without_self_conditioning_every_call_is_a_step() -> None:
     refine=st.integers(0, 120),
     configuration=st.sampled_from("ABC"),
     scg=st.sampled_from([0.0, 1.0, 7.5]),
-    grid=st.sampled_from(["midpoint", "langflow", "log-snr", "theorem"]),
+    grid=st.sampled_from(["midpoint", "langflow", "log-snr", "closing", "theorem"]),
     corrector=st.booleans(),
     linear=st.booleans(),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,6 +34,19 @@ def test_log_snr_grid_is_even_in_log_snr() -> None:
     schedule = Gumbel()
     steps = (-schedule(grid.log_snr_grid(20, schedule)).gamma).diff()
     torch.testing.assert_close(steps, steps[:1].expand(19), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end"), [(Gumbel(), None), (Gumbel(4.8, 1.1, cutoff=1e-12), None), (Linear(), 12.0)]
+)
+def test_closing_grid_is_a_midpoint_grid_that_goes_on_to_the_end(schedule: Any, end: float | None) -> None:
+    times = grid.closing_grid(16, schedule)
+    assert torch.equal(times[:12], grid.midpoint_grid(12))
+    log_snr = -schedule(times).gamma
+    steps = log_snr[11:].diff()
+    torch.testing.assert_close(steps, steps[:1].expand(4), rtol=1e-3, atol=1e-6)
+    assert float(log_snr[-1]) == pytest.approx(-schedule.gamma_min if end is None else end, abs=1e-3)
+    assert grid.closing_grid(1, schedule).tolist() == [0.5], "nothing to spare for the end"
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.3, 2.0])

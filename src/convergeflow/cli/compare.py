@@ -24,6 +24,10 @@ def compare(
     systems: Annotated[
         str, typer.Option(help="all, or names separated by commas; see `convergeflow list methods`.")
     ] = "all",
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training steps per system, in the preset's proportions. [default: the preset's]"),
+    ] = None,
     nfe: Annotated[str, typer.Option(help="Network calls per sample, separated by commas.")] = "16,64",
     num: Annotated[int, typer.Option("--num", "-n", min=2, help="Samples per point.")] = 128,
     bound: Annotated[int, typer.Option(min=0, help="Draws per text of the likelihood bound; 0 leaves it out.")] = 8,
@@ -39,19 +43,21 @@ def compare(
     """Compare all systems: equal size, tokens and batch, the same scorer, a frontier for each.
 
     Trains what is missing, samples every system along its own temperature or guidance at each NFE, and writes records,
-    a figure per NFE, table.json and table.md. The time is estimated first; a stopped comparison goes on.
+    a figure per NFE, table.json and table.md. The time is estimated first; a stopped comparison goes on, and a system
+    whose records are complete needs neither its weights nor new training.
 
     Example:
       convergeflow compare --corpus stories --dry-run
-      convergeflow compare --corpus stories
+      convergeflow compare --corpus stories --steps 1200 model.depth=4
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
     """
     from convergeflow import config as configuration
 
     base = configuration.resolve(corpus, list(changes or ()))
     budgets = _numbers(nfe)
-    from convergeflow.comparison.systems import systems_named
+    from convergeflow.comparison.systems import on_budget, systems_named
 
+    base = base if steps is None else on_budget(base, steps)
     wanted = systems_named(systems)
     folder = out or Path("out") / f"compare-{Path(corpus).stem}"
     study = _study(base, folder, wanted, budgets, num, bound, scorer, protocol, device)

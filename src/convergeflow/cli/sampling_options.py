@@ -65,7 +65,7 @@ class SamplingOptions:
     grid: Annotated[
         str | None,
         typer.Option(
-            help="midpoint, langflow, log-snr, theorem, or a .npy file with times. [default: midpoint]"
+            help="midpoint, langflow, log-snr, closing, theorem, or a .npy file with times. [default: midpoint]"
         ),
     ] = None
     solver: Annotated[
@@ -87,7 +87,7 @@ class SamplingOptions:
     freeze_change: Annotated[
         float | None,
         typer.Option(
-            help="Refinement ends at a step once no condition moves by this part of sqrt(width). [default: 0.01]"
+            help="Refinement ends at a step once no condition moves by this part of sqrt(width). [default: 0.003]"
         ),
     ] = None
 

@@ -1,7 +1,8 @@
 """Train or load every system, sample along its frontier, score, and keep each piece as a file.
 
 A stopped comparison goes on: a finished model is loaded, a half-trained one is resumed, and a point whose record
-lies in the folder with the same key is not made again. One system is in memory at a time.
+lies in the folder with the same key is not made again. A system whose results are complete needs its weights no more,
+so that records alone can be kept. One system is in memory at a time.
 """
 
 from __future__ import annotations
@@ -80,14 +81,19 @@ class Study:
                 config = run_config(self.base, method)
                 model = build_model(config, self._vocabulary())
                 trial = estimate(config, model, self._vocabulary())
-                left = 0.0 if self._finished(method) else trial.total_seconds
+                done = self._finished(method) or all(self._complete(name) for name in self._trained_alike(method))
+                left = 0.0 if done else trial.total_seconds
                 trials[method] = (trial.parameters, left, model.eval())
                 training = left
             else:
                 training = 0.0  # shares another system's run
             parameters, _, model = trials[method]
-            found.append(Cost(system, parameters, training, self._sampling_time(system, model)))
+            sampling = 0.0 if self._complete(system) else self._sampling_time(system, model)
+            found.append(Cost(system, parameters, training, sampling))
         return found
+
+    def _trained_alike(self, method: str) -> list[str]:
+        return [system for system in self.systems if trained_as(system) == method]
 
     def _sampling_time(self, system: str, model: Any) -> float:
         length = self.base.corpus.length
@@ -115,6 +121,9 @@ class Study:
         """Results one by one, in the order of the systems."""
         (self.out / "records").mkdir(parents=True, exist_ok=True)
         for system in self.systems:
+            if self._complete(system):
+                yield from (self._read(system, nfe) for nfe in self._budgets(system))
+                continue
             folder = self.trained(trained_as(system))
             model = zoo.load_model(folder, device=self.device)
             facts = self._facts(system, model, folder)
@@ -123,7 +132,44 @@ class Study:
                     self._point(system, model, folder, nfe, setting) for setting in frontier(system, model, nfe)
                 ]
                 speed = points[0][1]["tokens_per_second"]
-                yield Result(system, nfe, points, {**facts, "tokens_per_second": speed})
+                result = Result(system, nfe, points, {**facts, "tokens_per_second": speed})
+                self._write(result)
+                yield result
+
+    def _result_path(self, system: str, nfe: int) -> Path:
+        return self.out / "records" / f"{system}-nfe{nfe}.json"
+
+    def _result_key(self, system: str) -> dict[str, Any]:
+        """What decides a system's results: a finished result answers for it without its weights."""
+        reference = self.assessor.reference
+        key = {
+            "run": {**run_config(self.base, trained_as(system)).to_dict(), "device": "any"}, "num": self.num,
+            "scorer": self.assessor.scorer.describe(), "protocol": self.protocol.id, "draws": self.bound_draws,
+            "corpus": None if reference is None else reference.fingerprint,
+        }  # fmt: skip
+        return dict(json.loads(json.dumps(key)))
+
+    def _complete(self, system: str) -> bool:
+        key = self._result_key(system)
+        for nfe in self._budgets(system):
+            path = self._result_path(system, nfe)
+            if not path.is_file():
+                return False
+            kept = checkpoint.read_json(path)
+            if kept.get("key") != key or not all((self.out / file).is_file() for _, file in kept["points"]):
+                return False
+        return True
+
+    def _read(self, system: str, nfe: int) -> Result:
+        kept = checkpoint.read_json(self._result_path(system, nfe))
+        points = [(label, read_record(self.out / file), file) for label, file in kept["points"]]
+        self.advance(len(points))
+        return Result(system, nfe, points, kept["facts"])
+
+    def _write(self, result: Result) -> None:
+        points = [[label, file] for label, _, file in result.points]
+        value = {"key": self._result_key(result.system), "points": points, "facts": result.facts}
+        write_record(self._result_path(result.system, result.nfe), value)
 
     def _finished(self, method: str) -> bool:
         return (self.out / "runs" / method / run.MODEL_FOLDER / "config.json").is_file()
@@ -163,7 +209,7 @@ class Study:
             "training_seconds": training_seconds(self.out / "runs" / trained_as(system)),
             "likelihood": likelihood,
         }
-        checkpoint.write_json(path, facts)
+        write_record(path, facts)
         return facts
 
     def _point(

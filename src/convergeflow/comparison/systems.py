@@ -51,6 +51,23 @@ def trained_as(system: str) -> str:
     return "langflow" if system == CONTROLLED else system
 
 
+def on_budget(base: RunConfig, steps: int) -> RunConfig:
+    """The same recipe in `steps` steps: every stage, and its warm-up, shortened or lengthened in proportion."""
+    count, share = len(base.stages), steps / base.total_steps
+    if steps < count:
+        raise UserError(f"the recipe has {count} stages and needs as many steps, not {steps}")
+    values = base.to_dict()
+    before, end = 0, 0.0
+    for index, stage in enumerate(values["stages"]):
+        end += stage["steps"] * share
+        # At least one step for this stage and for each that follows.
+        until = min(max(round(end), before + 1), steps - (count - 1 - index))
+        warmup = min(until - before, round(stage["warmup"] * min(1.0, share)))
+        stage |= {"steps": until - before, "warmup": warmup}
+        before = until
+    return from_dict(values)
+
+
 def run_config(base: RunConfig, method: str) -> RunConfig:
     """The configuration of a method on the budget of `base`."""
     if method == OURS:

@@ -245,7 +245,7 @@ EXPERIMENT = Experiment(
         ),
         _claim("direct-grows", "direct: the nearest distance grows too", _direct_grows),
     ),
-    cost={"test": Cost(5, 30), "embedded": Cost(5, 2200), "paper": Cost(5, 400_000)},
+    cost={"test": Cost(5, 30), "embedded": Cost(5, 1300), "paper": Cost(5, 400_000)},
     measure=measure,
     draw_figures=draw,
     tabulate=tabulate,

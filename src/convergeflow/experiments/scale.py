@@ -114,7 +114,7 @@ _SCALES = {
             continued_steps=600,
             checkpoints=4,
             collapse_steps=400,
-            batch=64,
+            batch=32,
             blocks=50_000,
             objective_nfe=32,
         ),

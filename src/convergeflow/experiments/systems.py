@@ -7,6 +7,7 @@ configuration C.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from convergeflow.experiments.scale import LANGUAGE_SCALES, Scale
 from convergeflow.experiments.trade_off import by_scale
 from convergeflow.experiments.verdict import Judgement, below, equal, exactly, measured, not_testable
 from convergeflow.experiments.workspace import Workspace
-from convergeflow.zoo import load_model, shipped_models
+from convergeflow.zoo import load_model, shipped_folder, shipped_models
 
 OURS = "ConvergeFlow"
 NFE = 64
@@ -67,7 +68,12 @@ def _others(bench: Bench) -> list[str]:
     local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
     if bench.scale.name != "embedded":
         return local  # shipped models are larger than `test` allows, and do not speak the corpus of `paper`
-    return [name for name in [*shipped_models(), *local] if name != bench.scale.model]
+    spoken = [name for name in shipped_models() if _vocabulary(name) == bench.reference.vocabulary]
+    return [name for name in [*spoken, *local] if name != bench.scale.model]
+
+
+def _vocabulary(shipped: str) -> int:
+    return int(json.loads((shipped_folder() / shipped / "config.json").read_text(encoding="utf-8"))["vocabulary"])
 
 
 def _rival(bench: Bench, name: str) -> dict[str, Any]:

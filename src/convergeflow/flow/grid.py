@@ -51,6 +51,28 @@ def log_snr_grid(num_steps: int, schedule: Schedule) -> Tensor:
     return schedule.time_at(torch.linspace(first, last, num_steps, dtype=torch.float64))
 
 
+CLOSING_SHARE = 0.25
+"""Share of the `closing` grid's points that lie beyond the midpoint grid."""
+
+CLOSING_LOG_SNR = 12.0
+"""Where the `closing` grid ends for schedules that go to zero noise."""
+
+
+def closing_grid(num_steps: int, schedule: Schedule) -> Tensor:
+    """A midpoint grid, then a quarter of the points evenly in log-SNR on to the end of the schedule.
+
+    A learned schedule spreads its steps by what is left to decide, so its midpoint grid ends with undecided words: one
+    share in 2N of the entropy. This grid goes on to where the kernel decides every word.
+    """
+    closing = round(CLOSING_SHARE * num_steps)
+    ends = midpoint_grid(num_steps - closing)
+    if closing == 0:
+        return ends
+    last = float(-schedule(ends[-1]).gamma)
+    end = min(float(-schedule(torch.ones((), dtype=torch.float64)).gamma), CLOSING_LOG_SNR)
+    return torch.cat([ends, schedule.time_at(torch.linspace(last, end, closing + 1, dtype=torch.float64)[1:])])
+
+
 def theorem_grid(num_steps: int, delta: float) -> Tensor:
     """A grid from t = 0 that satisfies Theorem 1's condition max_k (t_{k+1} - t_k)/(1 - t_{k+1})^3 < delta; [N + 1].
 
@@ -96,6 +118,7 @@ _GRIDS: dict[str, Callable[[int, Schedule], Tensor]] = {
     "midpoint": lambda num_steps, schedule: midpoint_grid(num_steps),
     "langflow": lambda num_steps, schedule: langflow_grid(num_steps),
     "log-snr": log_snr_grid,
+    "closing": closing_grid,
     "theorem": _theorem_points,
 }
 GRID_NAMES = tuple(_GRIDS)
