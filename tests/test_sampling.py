@@ -297,6 +297,20 @@ class Contracting(ExactPredictor):
         return replace(found, mu=torch.lerp(found.mu, condition.to(found.mu), pull))
 
 
+def test_nothing_settles_where_guidance_drives_past_the_embedding() -> None:
+    """Its weights are one-hot early, but the guided prediction is half as far again as the embedding."""
+    noise = RowDraws(range(8)).normal(3, 64, dtype=torch.float64)
+    guided = Settings(nfe=60, controls=Controls(refine=1, scg=2.0))
+    outcomes = []
+    for chosen in (guided, replace(guided, freeze=Freeze(change=0.0))):
+        predictor = Contracting(torch.full((5,), 0.2, dtype=torch.float64), 64, Linear())
+        outcomes.append(integrate(predictor, chosen, noise))
+    plain, frozen = outcomes
+    assert frozen.final.top_weight is not None and bool((frozen.final.top_weight > 0.999).all())
+    assert frozen.calls.tolist() == [60] * 8
+    torch.testing.assert_close(frozen.x, plain.x)
+
+
 def test_each_sequence_ends_its_refinement_by_itself_close_to_the_fixed_point() -> None:
     noise = RowDraws(range(16)).normal(3, 64, dtype=torch.float64)
     every = Settings(nfe=88, controls=Controls(refine=10))

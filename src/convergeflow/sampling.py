@@ -64,14 +64,16 @@ class Predictor(Protocol):
 class Freeze:
     """Stop computing what has converged.
 
-    A position is settled when its largest weight has been at least `weight` with one and the same token at `patience`
-    grid points in a row. A settled position skips the head and moves with mu = its embedding; a sequence whose
-    positions are all settled is finished and costs no further calls. At one grid point refinement is an iteration
-    towards a fixed point: it ends for a sequence none of whose positions' conditions moved by more than `change` times
-    sqrt(width), since the next pass would see what this one saw. A `change` of 0 always makes all the passes.
+    A position is settled when at `patience` grid points in a row its largest weight was at least `weight`, with one and
+    the same token, and the guided prediction was as close to that token's embedding as such weights are, 2 (1 - weight)
+    sqrt(width): under guidance the weights alone say little, for what drives the step lies beyond them. A settled
+    position skips the head and moves with mu = its embedding; a sequence whose positions are all settled is finished
+    and costs no further calls. At one grid point refinement is an iteration towards a fixed point: it ends for a
+    sequence when all passes to come would move none of its conditions by more than `change` times sqrt(width), judged
+    by the geometric series through its last two moves. A `change` of 0 always makes all the passes.
     """
 
-    weight: float = 0.999
+    weight: float = 0.9999
     patience: int = 2
     change: float = 0.003
 
@@ -308,7 +310,7 @@ class _Integration:
             if final:
                 break
             self._advance(i, now, mu)
-            if self.settings.freeze is not None and self._retire(i):
+            if self.settings.freeze is not None and self._retire(i, mu):
                 break
         return self._finish()
 
@@ -339,6 +341,8 @@ class _Integration:
         ).mu  # fmt: skip
         guided, active = unconditional, torch.arange(len(x), device=x.device)
         last: Weighted | None = None
+        moves = torch.full((len(x),), math.inf, dtype=torch.float64, device=x.device)
+        """How far each sequence's condition moved in the pass before, relative to sqrt(width)."""
         for k in range(refinements):
             closing = k == refinements - 1
             out = self._call(
@@ -357,7 +361,8 @@ class _Integration:
             moved = self._fill_known(moved, active)
             before, guided = guided[active], guided.to(x.dtype).index_copy(0, active, moved)
             if self._may_end_early:
-                active = active[self._is_moving(before, moved)]
+                earlier, moves[active] = moves[active], _largest_move(before, moved)
+                active = active[self._is_moving(earlier, moves[active])]
                 if len(active) == 0:
                     break
         if last is not None:
@@ -370,11 +375,13 @@ class _Integration:
     def _may_end_early(self) -> bool:
         return self.settings.freeze is not None and self.settings.freeze.change > 0
 
-    def _is_moving(self, before: Tensor, after: Tensor) -> Tensor:
-        """Which sequences have a position whose condition moved between two passes, [rows]."""
+    def _is_moving(self, earlier: Tensor, latest: Tensor) -> Tensor:
+        """Which sequences the passes to come would still move, from their last two moves, [rows]."""
         assert self.settings.freeze is not None
-        distance = torch.linalg.vector_norm(after - before.to(after), dim=-1)
-        return distance.amax(-1) > self.settings.freeze.change * math.sqrt(after.shape[-1])
+        ratio = latest / earlier
+        # A first move has none before it to be judged by: what is left counts as large as the move itself.
+        left = torch.where(earlier.isinf(), latest, latest * ratio / (1.0 - ratio).clamp_min(0.0))
+        return ~(left <= self.settings.freeze.change)
 
     def _call(
         self,
@@ -456,17 +463,17 @@ class _Integration:
             )
         )
 
-    def _retire(self, i: int) -> bool:
-        """Settle positions, set finished sequences aside; True when none is left."""
+    def _retire(self, i: int, mu: Tensor) -> bool:
+        """Settle positions, set finished sequences aside; True when none is left. `mu` drove the step."""
         freeze, last = self.settings.freeze, self.last
         assert freeze is not None and last is not None
         if last.token is None or last.top_weight is None:
             raise UserError("freezing needs the weighted predictor: the direct one has no weights")
         rows = self.rows
-        steady = (last.token == self.tokens[rows]) & (last.top_weight >= freeze.weight)
-        self.streak[rows] = torch.where(
-            steady, self.streak[rows] + 1, (last.top_weight >= freeze.weight).long()
-        )
+        away = _distance(mu, self.table[last.token])
+        sure = (last.top_weight >= freeze.weight) & (away <= 2.0 * (1.0 - freeze.weight))
+        steady = sure & (last.token == self.tokens[rows])
+        self.streak[rows] = torch.where(steady, self.streak[rows] + 1, sure.long())
         self.tokens[rows] = last.token
         self.settled[rows] |= self.streak[rows] >= freeze.patience
         done = self.settled[rows].all(-1)
@@ -513,6 +520,16 @@ class _Integration:
         return Outcome(Decoded(joined), self.calls, x, final, logits, self.plan)
 
     logits: Tensor | None = None
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """||a - b|| at each position, relative to sqrt(width)."""
+    return torch.linalg.vector_norm(a - b.to(a), dim=-1) / math.sqrt(a.shape[-1])
+
+
+def _largest_move(before: Tensor, after: Tensor) -> Tensor:
+    """The largest distance over the positions of each sequence, [rows]."""
+    return _distance(after, before).amax(-1).double()
 
 
 def _joined(parts: list[Tensor | None], order: Tensor) -> Tensor | None:

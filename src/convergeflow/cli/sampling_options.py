@@ -79,7 +79,7 @@ class SamplingOptions:
         bool, typer.Option("--freeze", help="Stop computing positions and sequences that have converged.")
     ] = False
     freeze_weight: Annotated[
-        float | None, typer.Option(help="A position is settled at this largest weight. [default: 0.999]")
+        float | None, typer.Option(help="A position is settled at this largest weight. [default: 0.9999]")
     ] = None
     freeze_patience: Annotated[
         int | None, typer.Option(help="... held by one token at this many steps in a row. [default: 2]")
@@ -87,7 +87,7 @@ class SamplingOptions:
     freeze_change: Annotated[
         float | None,
         typer.Option(
-            help="Refinement ends at a step once no condition moves by this part of sqrt(width). [default: 0.003]"
+            help="Refinement ends at a step once no condition would move by this part of sqrt(width). [default: 0.003]"
         ),
     ] = None
 
