@@ -70,6 +70,15 @@ def test_nothing_is_claimed_beyond_the_points() -> None:
     assert "stays above" in interpolate(points((3.5, 2.0)), 3.3).says
 
 
+def test_a_nearest_point_within_the_errors_is_at_the_data_s_entropy() -> None:
+    curve = points((3.0, 2.0), (3.2, 2.5))  # without spread: the data's own error is all there is
+    found = interpolate(curve, 3.3, 0.06)
+    assert found.gen_ppl == pytest.approx(math.exp(2.5)) and found.between == (1, 1)
+    assert "its nearest point, 1" in found.says
+    assert interpolate(curve, 3.3, 0.04).gen_ppl is None
+    assert interpolate(curve, 2.9, 0.06).gen_ppl == pytest.approx(math.exp(2.0))
+
+
 def test_bootstrap_error_is_the_propagated_one() -> None:
     # two points of other seeds with slope zero: se of the mean of two independent values
     spread, num = 0.2, 400

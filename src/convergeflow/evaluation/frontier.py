@@ -2,8 +2,9 @@
 
 A single point can be moved to almost any Gen. PPL by giving up entropy, so systems are compared at one entropy, the
 data's. Between neighbouring points in entropy log Gen. PPL is taken as linear; beyond the outermost points nothing is
-claimed. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since
-their errors go together, and the data's entropy varies with its own standard error.
+claimed, except that a point whose entropy is the data's within the errors of both is at that entropy. The uncertainty
+is a bootstrap over samples: points made from the same seeds are resampled together, since their errors go together, and
+the data's entropy varies with its own standard error.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ BOOTSTRAPS = 1000
 HOW = (
     "log Gen. PPL is interpolated linearly in entropy between the two points whose entropies enclose the data's; "
     f"uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds together), "
-    "the data's entropy varied with its standard error; no extrapolation"
+    "the data's entropy varied with its standard error; no extrapolation, but an outermost point within two standard "
+    "errors of the data's entropy counts as being there"
 )
+SAME = 2.0
+"""Entropies this many standard errors of their difference apart, or fewer, are not told apart."""
 
 
 @dataclass(frozen=True)
@@ -119,23 +123,26 @@ def interpolate(
     if not ordered:
         return Crossing(None, None, None, None, None, "no point has a finite Gen. PPL")
     lowest, highest = ordered[0].entropy, ordered[-1].entropy
-    if not lowest <= entropy <= highest:
+    nearest = ordered[0] if entropy < lowest else ordered[-1]
+    outside = not lowest <= entropy <= highest
+    if outside and not abs(nearest.entropy - entropy) <= SAME * math.hypot(nearest.entropy_se, entropy_se):
         where = "below" if highest < entropy else "above"
         says = (
             f"stays {where} the data's entropy {entropy:.3f} ({lowest:.3f} to {highest:.3f}): "
             "no value without extrapolation"
         )
         return Crossing(None, None, None, None, None, says)
-    above = next(i for i, point in enumerate(ordered) if point.entropy >= entropy)
-    left, right = ordered[max(above - 1, 0)], ordered[above]
+    above = next((i for i, point in enumerate(ordered) if point.entropy >= entropy), len(ordered) - 1)
+    left, right = (nearest, nearest) if outside else (ordered[max(above - 1, 0)], ordered[above])
     known = [point.entropy for point in ordered], [math.log(point.gen_ppl) for point in ordered]
     value = float(np.interp(entropy, *known))
     draws = _bootstrap(ordered, entropy, entropy_se, bootstraps, seed)
     gen_ppl, se = math.exp(value), math.exp(value) * float(draws.std(ddof=1))
     low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
+    place = f"its nearest point, {nearest.value}" if outside else f"between {left.value} and {right.value}"
     says = (
         f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} "
-        f"(95 %: {low:.3g} to {high:.3g}; between {left.value} and {right.value})"
+        f"(95 %: {low:.3g} to {high:.3g}; {place})"
     )
     return Crossing(gen_ppl, se, low, high, (left.value, right.value), says)
 

@@ -1,8 +1,8 @@
 """The headline on natural text: what `systems` measures, on the State of the Union speeches (Figure 1, Table 1).
 
 Stories are scored exactly but written by a program. At embedded scale this experiment samples the shipped `sotu-small`
-and lets SmolLM2 score it, where that is at hand; other systems are the models named `rival-NAME` in the workspace that have its
-vocabulary. At the other scales the corpus is the scale's own.
+and lets SmolLM2 score it, where that is at hand; other systems are the models named `rival-NAME` in the workspace that
+have its vocabulary. At the other scales the corpus is the scale's own.
 """
 
 from __future__ import annotations

@@ -141,6 +141,7 @@ def draw(result: Result, folder: Path) -> list[Path]:
     theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":")
     theirs.set_xlim(5.3, 5.68)
     theirs.set_yscale("log")
+    theirs.set_ylim(30, 125)
     trade_off.plain_logarithm(theirs)
     curve = [record for record in usable(result) if record["system"] == OURS]
     points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(curve)]
