@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from convergeflow.experiments.trade_off import paired_ratio, ratio_at_equal_entropy
+from convergeflow.experiments.trade_off import (
+    frontier_ratio,
+    gen_ppl_below,
+    paired_ratio,
+    ratio_at_equal_entropy,
+)
 
 
 def curve(factor: float, entropy: float) -> list[dict[str, Any]]:
@@ -32,9 +37,39 @@ def test_noise_by_noise_a_small_difference_is_found() -> None:
     assert blurred is None or blurred.se > 10 * ratio.se
 
 
-def test_other_entropies_or_other_samples_are_not_paired() -> None:
-    assert paired_ratio(curve(0.9, 3.4), curve(1.0, 3.5)) is None
+def test_where_nothing_moves_entropy_the_lowest_points_are_compared() -> None:
+    low = [*curve(1.0, 3.4), *curve(0.9, 3.4)]
+    ratio, how = frontier_ratio(low, curve(1.0, 3.4))
+    assert ratio is not None and abs(ratio.value - 0.9) < 3 * ratio.se + 0.002 and "noise by noise" in how
+    apart, how = frontier_ratio(curve(0.9, 3.4), curve(1.0, 3.5))
+    assert apart is None and how == "at equal entropy"
+
+
+def test_two_points_are_compared_noise_by_noise() -> None:
+    left, right = curve(0.95, 3.4)[0], curve(1.0, 3.4)[0]
+    assert str(gen_ppl_below(left, right, what="").verdict) == "reproduced"
+    assert str(gen_ppl_below(right, left, what="").verdict) == "not reproduced"
+    for point in (left, right):
+        del point["values"]["per_sample"]
+    assert str(gen_ppl_below(left, right, what="").verdict) == "not testable here", "5 % against errors of 5 % each"
+
+
+def test_texts_of_different_lengths_weigh_by_their_tokens() -> None:
+    """The mean of the differences is the difference of the corpus' log perplexities, not of the texts' own."""
+    rng = np.random.default_rng(1)
+    points = []
+    for _ in range(2):
+        tokens = rng.integers(5, 60, 50)
+        nll = tokens * rng.uniform(0.5, 3.0, 50)
+        points.append({"values": {"per_sample": {"nll": nll.tolist(), "tokens": tokens.tolist()}}})
+    rates = [np.sum(p["values"]["per_sample"]["nll"]) / np.sum(p["values"]["per_sample"]["tokens"]) for p in points]
+    ratio = paired_ratio(points[:1], points[1:])
+    assert ratio is not None and math.isclose(ratio.value, math.exp(rates[0] - rates[1]), rel_tol=1e-9)
+
+
+def test_other_samples_are_not_paired() -> None:
     fewer = curve(1.0, 3.4)
     fewer[0]["values"]["per_sample"]["nll"].pop()
+    fewer[0]["values"]["per_sample"]["tokens"].pop()
     assert paired_ratio(curve(0.9, 3.4), fewer) is None
     assert paired_ratio([], []) is None

@@ -10,7 +10,7 @@ from convergeflow.experiments.bench import Bench
 from convergeflow.experiments.registry import Cost, Experiment, Result, Table
 from convergeflow.experiments.scale import Scale
 from convergeflow.experiments.trade_off import language_claim
-from convergeflow.experiments.verdict import Judgement, below, every, measured
+from convergeflow.experiments.verdict import Judgement, every
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.sampling import Settings
 
@@ -36,8 +36,7 @@ def _better(result: Result) -> Judgement:
     pairs = zip(_series(result, "midpoint"), _series(result, "langflow"), strict=True)
     return every(
         [
-            below(measured(a["values"], "gen_ppl"), measured(b["values"], "gen_ppl"),
-                  what=f"Gen. PPL at N = {a['steps']}, midpoint against LangFlow's grid")
+            trade_off.gen_ppl_below(a, b, what=f"Gen. PPL at N = {a['steps']}, midpoint against LangFlow's grid")
             for a, b in pairs
         ],
         what="midpoint against LangFlow's grid at each N",

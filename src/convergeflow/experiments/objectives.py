@@ -15,8 +15,8 @@ from convergeflow.experiments.bench import Bench
 from convergeflow.experiments.models import Kept
 from convergeflow.experiments.registry import Claim, Cost, Experiment, Result, Table
 from convergeflow.experiments.scale import Scale
-from convergeflow.experiments.trade_off import language_claim
-from convergeflow.experiments.verdict import Judgement, below, decide, equal, measured
+from convergeflow.experiments.trade_off import gen_ppl_below, language_claim
+from convergeflow.experiments.verdict import Judgement, decide, equal, measured
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.model.embedding import health
 from convergeflow.sampling import Settings
@@ -82,12 +82,12 @@ def _gen_ppl(record: dict[str, Any]) -> Estimate:
 
 
 def _mse_wins(result: Result) -> Judgement:
-    return below(_gen_ppl(_run(result, "mse")[-1]), _gen_ppl(_run(result, "ce")[-1]),
+    return gen_ppl_below(_run(result, "mse")[-1], _run(result, "ce")[-1],
                  what="Gen. PPL at the end, MSE against CE", paper="a clear advantage throughout training")  # fmt: skip
 
 
 def _mse_improves(result: Result) -> Judgement:
-    return below(_gen_ppl(_run(result, "mse")[-1]), _gen_ppl(_run(result, "start")[0]),
+    return gen_ppl_below(_run(result, "mse")[-1], _run(result, "start")[0],
                  what="Gen. PPL, MSE at the end against the start", paper="steadily reduced")  # fmt: skip
 
 
@@ -97,15 +97,15 @@ def _ce_stays(result: Result) -> Judgement:
 
 
 def _to_mse(result: Result) -> Judgement:
-    return below(
-        _gen_ppl(_run(result, "ce-then-mse")[-1]), _gen_ppl(_at_half(result, "ce")),
+    return gen_ppl_below(
+        _run(result, "ce-then-mse")[-1], _at_half(result, "ce"),
         what="Gen. PPL after the switch CE -> MSE against before", paper="reduced consistently",
     )  # fmt: skip
 
 
 def _to_ce(result: Result) -> Judgement:
-    return below(
-        _gen_ppl(_at_half(result, "mse")), _gen_ppl(_run(result, "mse-then-ce")[-1]),
+    return gen_ppl_below(
+        _at_half(result, "mse"), _run(result, "mse-then-ce")[-1],
         what="Gen. PPL before the switch MSE -> CE against after", paper="degraded",
     )  # fmt: skip
 

@@ -1,7 +1,12 @@
 """Curves of Gen. PPL against entropy: measured beside the paper's, drawn side by side, and compared at equal entropy.
 
 One curve lies below another if its log Gen. PPL, interpolated linearly in entropy, is smaller on average over the
-entropies that both cover. Errors of Gen. PPL and of entropy (through the slope) both enter.
+entropies that both cover. Errors of Gen. PPL and of entropy (through the slope) both enter. Where a control does not
+move entropy at all, there is nothing to trade and every point is at equal entropy: then the lowest points of two curves
+are compared.
+
+All points start from the same noises. So two settings are compared noise by noise where that can be done: what they
+make of one noise is subtracted before anything is averaged.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from convergeflow.evaluation.estimate import Estimate
+from convergeflow.evaluation.estimate import Estimate, Floats
 from convergeflow.experiments import paper, plotting
 from convergeflow.experiments.bench import Bench
 from convergeflow.experiments.registry import Claim, Result, Table
@@ -28,6 +33,7 @@ from convergeflow.experiments.verdict import (
     lower,
     measured,
     not_testable,
+    show,
 )
 
 Record = dict[str, Any]
@@ -92,26 +98,57 @@ def ratio_at_equal_entropy(
     return Estimate(value, value * math.hypot(*errors), len(left) + len(right))
 
 
-def paired_ratio(left: Sequence[Record], right: Sequence[Record]) -> Estimate | None:
-    """Gen. PPL of `left` over that of `right` at equal controls, sample by sample; None unless entropies agree as well.
+def log_differences(left: Record, right: Record) -> Floats | None:
+    """For each noise, a number whose mean is log Gen. PPL of `left` less that of `right`; None without pairs.
 
-    All points start from the same noises, so what two settings make of one noise can be subtracted before anything is
-    averaged; where a control does not move entropy beyond its error, equal controls are equal entropy.
+    Gen. PPL is a ratio of sums over samples, nats over tokens; these are its linear parts, and differences of nats per
+    token where all texts have as many tokens.
     """
-    if not left or len(left) != len(right):
+    parts = []
+    for record in (left, right):
+        each = record["values"].get("per_sample")
+        if each is None:
+            return None
+        nll, tokens = (np.asarray(each[name], dtype=np.float64) for name in ("nll", "tokens"))
+        rate = nll.sum() / tokens.sum()
+        parts.append(rate + (nll - rate * tokens) / tokens.mean())
+    return parts[0] - parts[1] if len(parts[0]) == len(parts[1]) else None
+
+
+def paired_ratio(left: Sequence[Record], right: Sequence[Record]) -> Estimate | None:
+    """Gen. PPL of `left` over that of `right`, point by point and noise by noise; None where points have no pairs."""
+    found = [log_differences(one, other) for one, other in zip(left, right, strict=False)]
+    pairs = [differences for differences in found if differences is not None]
+    if not pairs or len(left) != len(right) or len(pairs) < len(found) or len(pairs[0]) < 2:
         return None
-    differences = []
-    for one, other in zip(left, right, strict=True):
-        a, b = one["values"], other["values"]
-        if "per_sample" not in a or "per_sample" not in b or len(a["per_sample"]["nll"]) != len(b["per_sample"]["nll"]):
-            return None
-        if abs(a["entropy"] - b["entropy"]) > 2 * math.hypot(a["entropy_se"], b["entropy_se"]):
-            return None
-        each = [np.asarray(v["per_sample"]["nll"]) / np.asarray(v["per_sample"]["tokens"]) for v in (a, b)]
-        differences.append(each[0] - each[1])
-    mean = np.mean(differences, axis=0)
+    mean = np.mean(pairs, axis=0)
     value = math.exp(float(mean.mean()))
     return Estimate(value, value * float(mean.std(ddof=1)) / math.sqrt(len(mean)), len(mean))
+
+
+def same_entropy(records: Sequence[Record]) -> bool:
+    """Whether no two of these points can be told apart by their entropy."""
+    low, high = (choose(records, key=lambda r: r["values"]["entropy"])["values"] for choose in (min, max))
+    return bool(high["entropy"] - low["entropy"] <= 2 * math.hypot(low["entropy_se"], high["entropy_se"]))
+
+
+def frontier_ratio(left: Sequence[Record], right: Sequence[Record]) -> tuple[Estimate | None, str]:
+    """Gen. PPL of `left` over that of `right` at equal entropy, and how it was found."""
+    if left and right and same_entropy([*left, *right]):
+        lowest = [min(records, key=lambda r: float(r["values"]["gen_ppl"])) for records in (left, right)]
+        ratio = paired_ratio([lowest[0]], [lowest[1]])
+        if ratio is not None:
+            return ratio, "at equal entropy (no setting changes it: lowest points, noise by noise)"
+    return ratio_at_equal_entropy(left, right), "at equal entropy"
+
+
+def gen_ppl_below(left: Record, right: Record, *, what: str, paper: str = "") -> Judgement:
+    """The claim that one point has a lower Gen. PPL than another, noise by noise where it can be had."""
+    one, other = measured(left["values"], "gen_ppl"), measured(right["values"], "gen_ppl")
+    ratio = paired_ratio([left], [right])
+    if ratio is None:
+        return below(one, other, what=what, paper=paper)
+    return below(ratio, exactly(1.0), what=f"{what}: {show(one)} against {show(other)}; noise by noise", paper=paper)
 
 
 def _log_error(records: Sequence[Record], curve: list[tuple[float, float]]) -> float:
@@ -129,20 +166,20 @@ def _log_error(records: Sequence[Record], curve: list[tuple[float, float]]) -> f
 def lies_below(result: Result, left: str, right: str, *, tolerance: float = 0.0) -> Judgement:
     """Curve `left` has the lower Gen. PPL at equal entropy."""
     records = curve_of(result, left), curve_of(result, right)
-    ratio = ratio_at_equal_entropy(*records)
+    ratio, how = frontier_ratio(*records)
     theirs = ratio_at_equal_entropy(*records, source="paper")
     said = "" if theirs is None else f"the paper's points: ratio {theirs.value:.3f}"
     if ratio is None:
         return not_testable(f"'{left}' and '{right}' share no range of entropy in this run", said)
     return below(
-        ratio, exactly(1.0), what=f"Gen. PPL of '{left}' over '{right}' at equal entropy", paper=said
+        ratio, exactly(1.0), what=f"Gen. PPL of '{left}' over '{right}' {how}", paper=said
     )
 
 
 def same_frontier(result: Result, left: str, right: str, *, tolerance: float) -> Judgement:
     """The two curves are one within the tolerance."""
     records = curve_of(result, left), curve_of(result, right)
-    ratio = ratio_at_equal_entropy(*records)
+    ratio, how = frontier_ratio(*records)
     theirs = ratio_at_equal_entropy(*records, source="paper")
     said = "" if theirs is None else f"the paper's points: ratio {theirs.value:.3f}"
     if ratio is None:
@@ -151,7 +188,7 @@ def same_frontier(result: Result, left: str, right: str, *, tolerance: float) ->
         ratio,
         exactly(1.0),
         tolerance=tolerance,
-        what=f"Gen. PPL of '{left}' over '{right}' at equal entropy",
+        what=f"Gen. PPL of '{left}' over '{right}' {how}",
         paper=said,
     )
 
@@ -161,12 +198,12 @@ def lowers(result: Result, curve: str, number: str) -> Judgement:
     records = curve_of(result, curve)
     first, last = records[0], records[-1]
     said = f"{first['paper'][number]:.4g} -> {last['paper'][number]:.4g}"
-    left, right = measured(last["values"], number), measured(first["values"], number)
     if number == "entropy":
+        left, right = measured(last["values"], number), measured(first["values"], number)
         return lower(
             left, right, what=f"entropy of '{curve}' in nats, strongest against weakest setting", paper=said
         )
-    return below(left, right, what=f"Gen. PPL of '{curve}', strongest against weakest setting", paper=said)
+    return gen_ppl_below(last, first, what=f"Gen. PPL of '{curve}', strongest against weakest setting", paper=said)
 
 
 def numbers_claim(reference: str) -> Claim:

@@ -12,8 +12,8 @@ from convergeflow.experiments.trade_off import (
     Curve,
     by_scale,
     curve_of,
+    frontier_ratio,
     language_claim,
-    ratio_at_equal_entropy,
     same_frontier,
 )
 from convergeflow.experiments.verdict import (
@@ -69,13 +69,13 @@ def _not_outward(result: Result) -> Judgement:
     found = []
     for depth in sorted({int(record["curve"].split("K = ")[1]) for record in result.records}):
         curves = curve_of(result, _name(0.5, depth)), curve_of(result, _name(0.0, depth))
-        ratio = ratio_at_equal_entropy(*curves)
+        ratio, how = frontier_ratio(*curves)
         if ratio is None:
             found.append(not_testable(f"the curves with K = {depth} share no range of entropy in this run"))
             continue
         resolution = relative_resolution(ratio, exactly(1.0))
         outward = ratio.value < 1.0 - resolution
-        evidence = f"Gen. PPL with over without w_ug at equal entropy, K = {depth}: {show(ratio)}"
+        evidence = f"Gen. PPL with over without w_ug {how}, K = {depth}: {show(ratio)}"
         # A run that cannot see a shift of a tenth cannot say that there is none.
         found.append(Judgement(decide(not outward, resolved=outward or resolution <= 0.1), evidence))
     return every(found, what="frontier with w_ug = 0.5 is not below the one without")
