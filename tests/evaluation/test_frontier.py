@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from convergeflow.errors import UserError
-from convergeflow.evaluation.frontier import Frontier, Point, interpolate
+from convergeflow.evaluation.frontier import Frontier, Point, interpolate, undominated
 from convergeflow.evaluation.record import render, write_record
 from convergeflow.evaluation.report import frontier_figure, frontier_page, save_figure
 
@@ -70,8 +70,18 @@ def test_nothing_is_claimed_beyond_the_points() -> None:
     assert "stays above" in interpolate(points((3.5, 2.0)), 3.3).says
 
 
+def test_a_point_that_another_beats_in_both_is_off_the_frontier() -> None:
+    """Guidance that is too strong breaks samples: neither quality nor diversity, and no part of the comparison."""
+    curve = points((3.4, 1.0), (3.38, 2.5), (3.2, 7.0), (3.6, 1.5))
+    assert [point.value for point in undominated(curve)] == [0, 3]
+    assert interpolate(curve, 3.38).gen_ppl == pytest.approx(math.exp(1.0))
+    noisy = points((3.4, 1.0), (3.3, 1.1), spread=2.0, num=9)
+    assert len(undominated(noisy)) == 2, "a difference within the errors says nothing"
+
+
 def test_a_nearest_point_within_the_errors_is_at_the_data_s_entropy() -> None:
     curve = points((3.0, 2.0), (3.2, 2.5))  # without spread: the data's own error is all there is
+    assert interpolate(curve, 3.24).gen_ppl == pytest.approx(math.exp(2.5)), "within 0.05 nat"
     found = interpolate(curve, 3.3, 0.06)
     assert found.gen_ppl == pytest.approx(math.exp(2.5)) and found.between == (1, 1)
     assert "its nearest point, 1" in found.says

@@ -1,10 +1,11 @@
 """Frontiers: Gen. PPL against entropy along a control, and Gen. PPL at the data's own entropy.
 
 A single point can be moved to almost any Gen. PPL by giving up entropy, so systems are compared at one entropy, the
-data's. Between neighbouring points in entropy log Gen. PPL is taken as linear; beyond the outermost points nothing is
-claimed, except that a point whose entropy is the data's within the errors of both is at that entropy. The uncertainty
-is a bootstrap over samples: points made from the same seeds are resampled together, since their errors go together, and
-the data's entropy varies with its own standard error.
+data's. A point is off the frontier if another of its curve has as much entropy and a lower Gen. PPL beyond two standard
+errors. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends nothing is
+claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that entropy.
+The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since their errors go
+together, and the data's entropy varies with its own standard error.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from convergeflow.evaluation.estimate import Floats, finite
 from convergeflow.evaluation.record import Record, check_comparable, number
 
 BOOTSTRAPS = 1000
-HOW = (
-    "log Gen. PPL is interpolated linearly in entropy between the two points whose entropies enclose the data's; "
-    f"uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds together), "
-    "the data's entropy varied with its standard error; no extrapolation, but an outermost point within two standard "
-    "errors of the data's entropy counts as being there"
-)
 SAME = 2.0
-"""Entropies this many standard errors of their difference apart, or fewer, are not told apart."""
+"""Numbers this many standard errors of their difference apart, or fewer, are not told apart."""
+NEAR = 0.05
+"""Nats: an end of a frontier this close to the data's entropy is at it. The paper's own table compares systems at
+entropies 0.04 nat apart as matched."""
+HOW = (
+    "points with a higher Gen. PPL than another point of no less entropy (beyond two standard errors) are off the "
+    "frontier; log Gen. PPL is interpolated linearly in entropy between the two points of the frontier that enclose "
+    f"the data's; no extrapolation, but an end within {NEAR:g} nat or two standard errors of the data's entropy counts as "
+    f"being there; uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds "
+    "together), the data's entropy varied with its standard error"
+)
 
 
 @dataclass(frozen=True)
@@ -115,17 +120,30 @@ class Crossing:
         }
 
 
+def undominated(points: Sequence[Point]) -> list[Point]:
+    """The points on the frontier, in the order of their entropy."""
+
+    def beaten(point: Point, other: Point) -> bool:
+        noise = math.hypot(point.gen_ppl_se / point.gen_ppl, other.gen_ppl_se / other.gen_ppl)
+        lower = math.log(point.gen_ppl / other.gen_ppl) > (SAME * noise if math.isfinite(noise) else 0.0)
+        return other.entropy >= point.entropy and lower
+
+    kept = [point for point in points if not any(beaten(point, other) for other in points)]
+    return sorted(kept, key=lambda point: point.entropy)
+
+
 def interpolate(
     points: Sequence[Point], entropy: float, entropy_se: float = 0.0, *, bootstraps: int = BOOTSTRAPS, seed: int = 0
 ) -> Crossing:
     """Gen. PPL of a curve at an entropy; see the head of this file for how."""
-    ordered = sorted((point for point in points if math.isfinite(point.gen_ppl)), key=lambda point: point.entropy)
+    ordered = undominated([point for point in points if math.isfinite(point.gen_ppl)])
     if not ordered:
         return Crossing(None, None, None, None, None, "no point has a finite Gen. PPL")
     lowest, highest = ordered[0].entropy, ordered[-1].entropy
     nearest = ordered[0] if entropy < lowest else ordered[-1]
     outside = not lowest <= entropy <= highest
-    if outside and not abs(nearest.entropy - entropy) <= SAME * math.hypot(nearest.entropy_se, entropy_se):
+    reach = max(NEAR, SAME * math.hypot(nearest.entropy_se, entropy_se))
+    if outside and not abs(nearest.entropy - entropy) <= reach:
         where = "below" if highest < entropy else "above"
         says = (
             f"stays {where} the data's entropy {entropy:.3f} ({lowest:.3f} to {highest:.3f}): "
