@@ -4,8 +4,8 @@ A single point can be moved to almost any Gen. PPL by giving up entropy, so syst
 data's. A point is off the frontier if another of its curve has as much entropy and a lower Gen. PPL beyond two standard
 errors. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends nothing is
 claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that entropy.
-The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since their errors go
-together, and the data's entropy varies with its own standard error.
+The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since their errors
+go together, and the data's entropy varies with its own standard error.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ entropies 0.04 nat apart as matched."""
 HOW = (
     "points with a higher Gen. PPL than another point of no less entropy (beyond two standard errors) are off the "
     "frontier; log Gen. PPL is interpolated linearly in entropy between the two points of the frontier that enclose "
-    f"the data's; no extrapolation, but an end within {NEAR:g} nat or two standard errors of the data's entropy counts as "
-    f"being there; uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds "
+    f"the data's; no extrapolation, but an end within {NEAR:g} nat or two standard errors of the data's entropy counts "
+    f"as being there; uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds "
     "together), the data's entropy varied with its standard error"
 )
 
