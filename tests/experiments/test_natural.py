@@ -52,3 +52,25 @@ def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, 
     judgement = natural.EXPERIMENT.judge(result)["ratio"]
     assert "not on this machine" in judgement.evidence and str(judgement.verdict) == "not testable here"
     assert natural.EXPERIMENT.draw(result, tmp_path) == [] and natural.EXPERIMENT.tabulate(result) == []
+
+
+def a_comparison(**at: float | None) -> Result:
+    rows = [{"system": name.replace("_", "+"), "nfe": 64, "at_data_entropy": {"gen_ppl": ppl, "se": 0.02 * (ppl or 0)},
+             "default": {}} for name, ppl in at.items()]  # fmt: skip
+    return Result("systems", "embedded", [], {"comparison": rows})
+
+
+def test_a_comparison_on_one_budget_decides() -> None:
+    result = a_comparison(convergeflow=4.0, mdlm=20.0, langflow=5.0, langflow_controls=3.0, duo=None, ar=2.0)
+    found = {name: judged_one(result, name) for name in ("best", "ratio", "ar")}
+    verdicts = {name: str(judgement.verdict) for name, judgement in found.items()}
+    assert verdicts == {"best": "reproduced", "ratio": "not reproduced", "ar": "not reproduced"}
+    assert "0.8 ±" in found["best"].evidence and "langflow's" in found["best"].evidence
+    assert "2 ±" in found["ar"].evidence
+    nothing = judged_one(a_comparison(convergeflow=None, mdlm=2.0), "ratio")
+    assert str(nothing.verdict) == "not testable here" and "convergeflow compare" in nothing.evidence
+
+
+def judged_one(result: Result, name: str) -> Any:
+    claim = next(claim for claim in systems.EXPERIMENT.claims if claim.name == name)
+    return claim.judged(result)

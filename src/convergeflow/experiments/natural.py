@@ -47,6 +47,10 @@ def _ratio(result: Result) -> Judgement:
     said = f"{ours} against {theirs}: {ours / theirs:.2f}"
     if "missing" in result.values:
         return not_testable(result.values["missing"], said)
+    compared = systems.compared_ratio(result)
+    if compared is not None:
+        what = f"Gen. PPL at the data's entropy over {compared[1]}'s, both trained on one budget"
+        return below(compared[0], exactly(ours / theirs), what=what, paper=said)
     rivals = [
         record for record in systems.usable(result)
         if record["system"] != systems.OURS and record["values"].get("method") != "ar"
@@ -72,7 +76,10 @@ def draw(result: Result, folder: Path) -> list[Path]:
 
 
 def tabulate(result: Result) -> list[Table]:
-    return [] if "missing" in result.values else systems.tabulate(result)[1:]
+    if "missing" in result.values:
+        return []
+    found = systems.tabulate(result)[1:]
+    return [replace(found[0], title="This run (speeches, scored by SmolLM2)"), *found[1:]]
 
 
 EXPERIMENT = Experiment(
