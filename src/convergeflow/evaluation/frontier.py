@@ -1,11 +1,11 @@
 """Frontiers: Gen. PPL against entropy along a control, and Gen. PPL at the data's own entropy.
 
 A single point can be moved to almost any Gen. PPL by giving up entropy, so systems are compared at one entropy, the
-data's. A point is off the frontier if another of its curve has as much entropy and a lower Gen. PPL beyond two standard
-errors. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends nothing is
-claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that entropy.
-The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since their errors
-go together, and the data's entropy varies with its own standard error.
+data's. A point is off the frontier if another of its curve has a lower Gen. PPL beyond two standard errors and no less
+entropy within two. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends
+nothing is claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that
+entropy. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since their
+errors go together, and the data's entropy varies with its own standard error.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NEAR = 0.05
 """Nats: an end of a frontier this close to the data's entropy is at it. The paper's own table compares systems at
 entropies 0.04 nat apart as matched."""
 HOW = (
-    "points with a higher Gen. PPL than another point of no less entropy (beyond two standard errors) are off the "
-    "frontier; log Gen. PPL is interpolated linearly in entropy between the two points of the frontier that enclose "
+    "points are off the frontier if another has a lower Gen. PPL beyond two standard errors and no less entropy within "
+    "two; log Gen. PPL is interpolated linearly in entropy between the two points of the frontier that enclose "
     f"the data's; no extrapolation, but an end within {NEAR:g} nat or two standard errors of the data's entropy counts "
     f"as being there; uncertainty: {BOOTSTRAPS} bootstrap resamples of the whole curve (points of the same seeds "
     "together), the data's entropy varied with its standard error"
@@ -121,28 +121,34 @@ class Crossing:
 
 
 def undominated(points: Sequence[Point]) -> list[Point]:
-    """The points on the frontier, in the order of their entropy."""
+    """The points on the frontier, in the order of their entropy; infinite ones never are."""
+    points = [point for point in points if math.isfinite(point.gen_ppl)]
 
     def beaten(point: Point, other: Point) -> bool:
-        noise = math.hypot(point.gen_ppl_se / point.gen_ppl, other.gen_ppl_se / other.gen_ppl)
-        lower = math.log(point.gen_ppl / other.gen_ppl) > (SAME * noise if math.isfinite(noise) else 0.0)
-        return other.entropy >= point.entropy and lower
+        relative = _noise(point.gen_ppl_se / point.gen_ppl, other.gen_ppl_se / other.gen_ppl)
+        lower = math.log(point.gen_ppl / other.gen_ppl) > relative
+        return lower and other.entropy >= point.entropy - _noise(point.entropy_se, other.entropy_se)
 
     kept = [point for point in points if not any(beaten(point, other) for other in points)]
     return sorted(kept, key=lambda point: point.entropy)
+
+
+def _noise(one: float, other: float) -> float:
+    """The largest difference that is not told from none; an unknown error counts as none."""
+    return SAME * math.hypot(*(error if math.isfinite(error) else 0.0 for error in (one, other)))
 
 
 def interpolate(
     points: Sequence[Point], entropy: float, entropy_se: float = 0.0, *, bootstraps: int = BOOTSTRAPS, seed: int = 0
 ) -> Crossing:
     """Gen. PPL of a curve at an entropy; see the head of this file for how."""
-    ordered = undominated([point for point in points if math.isfinite(point.gen_ppl)])
+    ordered = undominated(points)
     if not ordered:
         return Crossing(None, None, None, None, None, "no point has a finite Gen. PPL")
     lowest, highest = ordered[0].entropy, ordered[-1].entropy
     nearest = ordered[0] if entropy < lowest else ordered[-1]
     outside = not lowest <= entropy <= highest
-    reach = max(NEAR, SAME * math.hypot(nearest.entropy_se, entropy_se))
+    reach = max(NEAR, _noise(nearest.entropy_se, entropy_se))
     if outside and not abs(nearest.entropy - entropy) <= reach:
         where = "below" if highest < entropy else "above"
         says = (

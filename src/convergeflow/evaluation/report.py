@@ -18,7 +18,7 @@ from matplotlib import pyplot, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from convergeflow.evaluation.frontier import HOW, Frontier
+from convergeflow.evaluation.frontier import HOW, Frontier, undominated
 from convergeflow.evaluation.record import number
 
 STYLE: dict[str, Any] = {
@@ -36,6 +36,8 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "convergeflow",  # the same figure gives the same file
 }
 COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#e0a030", "#7b4fa3", "#5f6b73", "#00a0a0", "#b05f3c")
+CROWDED = 4
+"""More curves than this are drawn without labels at their points."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
 
@@ -47,25 +49,34 @@ def style() -> Iterator[None]:
 
 
 def frontier_figure(frontier: Frontier) -> Figure:
-    """Gen. PPL against entropy with bars of one standard error, the data's point and its entropy as a line."""
+    """Gen. PPL against entropy with bars of one standard error, the data's point and its entropy as a line.
+
+    Points off the frontier are pale and not joined. With many curves the points' own labels are left out, the legend
+    stands beside the panel, and the panel keeps to the frontiers.
+    """
+    crowded = len(frontier.curves) > CROWDED
     with style():
-        figure, axes = pyplot.subplots(figsize=(8.2, 5.4), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(11.0 if crowded else 8.2, 5.4), layout="constrained")
         for index, curve in enumerate(frontier.curves):
-            points = [point for point in curve.points if math.isfinite(point.gen_ppl)]
+            finite = [point for point in curve.points if math.isfinite(point.gen_ppl)]
+            points = undominated(finite)
             colour = COLOURS[index % len(COLOURS)]
+            marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+            off = [point for point in finite if point not in points]
+            axes.plot([p.entropy for p in off], [p.gen_ppl for p in off], marker, color=colour, alpha=0.3)
             axes.errorbar(
                 [point.entropy for point in points],
                 [point.gen_ppl for point in points],
                 xerr=[_bar(point.entropy_se) for point in points],
                 yerr=[_bar(point.gen_ppl_se) for point in points],
                 color=colour,
-                marker=MARKERS[index % len(MARKERS)],
+                marker=marker,
                 linewidth=1.3,
                 elinewidth=0.9,
                 capsize=2,
                 label=curve.label,
             )
-            for point in points:
+            for point in [] if crowded else finite:
                 _label(axes, f"{point.value}", point.entropy, point.gen_ppl, colour, below=index % 2 == 1)
             crossing = frontier.crossing(curve)
             if crossing.gen_ppl is not None and crossing.low is not None and crossing.high is not None:
@@ -88,10 +99,27 @@ def frontier_figure(frontier: Frontier) -> Figure:
         _ticks(axes)
         axes.set_xlabel("unigram entropy of a sample (nats; higher: more varied)")
         axes.set_ylabel(f"Gen. PPL, {frontier.scorer}, {frontier.protocol} (log scale; lower: more likely)")
-        axes.set_title(f"{frontier.title}\nnumbers: {frontier.control}; bars: one standard error", loc="left")
+        about = "pale: off the frontier" if crowded else f"numbers: {frontier.control}"
+        axes.set_title(f"{frontier.title}\n{about}; bars: one standard error", loc="left")
         axes.margins(x=0.08, y=0.14)
-        axes.legend(loc="best")
+        if crowded:
+            _keep_to_frontiers(axes, frontier)
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+        else:
+            axes.legend(loc="best")
     return figure
+
+
+def _keep_to_frontiers(axes: Axes, frontier: Frontier) -> None:
+    """Samples that guidance broke lie orders of magnitude above: they must not press the others together."""
+    kept = [point for curve in frontier.curves for point in undominated(curve.points)]
+    real = frontier.real.get("gen_ppl")
+    values = [point.gen_ppl for point in kept] + ([real] if real else [])
+    entropies = [point.entropy for point in kept] + ([frontier.real["entropy"]] if real else [])
+    if values:
+        axes.set_ylim(0.7 * min(values), 1.5 * max(values))
+        margin = 0.2 * (max(entropies) - min(entropies)) + 0.01
+        axes.set_xlim(min(entropies) - margin, max(entropies) + margin)
 
 
 def _data(axes: Axes, frontier: Frontier) -> None:
