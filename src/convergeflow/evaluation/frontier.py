@@ -4,8 +4,8 @@ A single point can be moved to almost any Gen. PPL by giving up entropy, so syst
 data's. A point is off the frontier if another of its curve has a lower Gen. PPL beyond two standard errors and no less
 entropy within two. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends
 nothing is claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that
-entropy. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since their
-errors go together, and the data's entropy varies with its own standard error.
+entropy. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since
+their errors go together, and the data's entropy varies with its own standard error.
 """
 
 from __future__ import annotations
