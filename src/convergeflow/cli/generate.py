@@ -177,10 +177,11 @@ def generate(
     for i, ids in enumerate(samples.ids.tolist()):
         text = " ".join(map(str, ids)) if samples.texts is None else samples.texts[i]
         sys.stdout.write(f"--- seed {samples.seeds[i]}\n{text}\n")
-    closing = f"{num} x {length} tokens in {seconds:.1f} s, {samples.nfe} network calls each"
+    calls = f"{samples.nfe} network calls each"
     if settings is not None and settings.freeze is not None:
         share = 1 - float(samples.extras["calls"].double().mean()) / settings.nfe
-        closing += f", {share:.0%} of the calls saved"
+        calls = f"up to {calls}, {share:.0%} of the calls saved"
+    closing = f"{num} x {length} tokens in {seconds:.1f} s, {calls}"
     if agreements:
         closing += "; token rules agree: " + ", ".join(
             f"{pair} {share:.2%}" for pair, share in agreements.items()

@@ -49,9 +49,9 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
 
 def _beats_euler(result: Result, *, nfe: int, solver: str) -> Judgement:
     ours, euler = curve_of(result, f"{solver}, NFE {nfe}"), curve_of(result, f"euler, NFE {nfe}")
-    # Where w_scg does not move entropy, equal w_scg is equal entropy, and every strength has its say.
-    flat = same_entropy([*ours, *euler])
-    ratio = (paired_ratio(ours, euler) if flat else None) or ratio_at_equal_entropy(ours, euler)
+    # Where the solvers' entropies agree at each w_scg, equal w_scg is equal entropy, and every strength has its say.
+    matched = all(same_entropy(pair) for pair in zip(ours, euler, strict=True))
+    ratio = (paired_ratio(ours, euler) if matched else None) or ratio_at_equal_entropy(ours, euler)
     if ratio is None:
         return not_testable(f"{solver} and euler share no range of entropy at NFE {nfe} in this run")
     return below(ratio, exactly(1.0), what=f"Gen. PPL of {solver} over euler at NFE {nfe} and equal entropy")
