@@ -50,7 +50,7 @@ class Finished:
                 }
                 for claim in self.experiment.claims
             },
-            "figures": [str(path) for path in self.figures],
+            "figures": [f"{path.parent.name}/{path.name}" for path in self.figures],
         }
 
 
