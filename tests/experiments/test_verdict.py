@@ -58,6 +58,7 @@ def test_lower_counts_differences_not_ratios() -> None:
 def test_a_claim_about_many_comparisons() -> None:
     yes, no, unclear = (Judgement(kind, "") for kind in Verdict)
     assert verdict.every([yes, yes, unclear], what="").verdict == Verdict.REPRODUCED
+    assert verdict.every([yes, unclear, unclear], what="").verdict == Verdict.NOT_TESTABLE, "one of three is no proof"
     assert verdict.every([yes, no], what="").verdict == Verdict.NOT_TESTABLE
     assert verdict.every([yes, no, no], what="").verdict == Verdict.NOT_REPRODUCED
     assert verdict.every([unclear], what="").verdict == Verdict.NOT_TESTABLE

@@ -123,8 +123,8 @@ def at_least(value: float, bound: float, *, what: str, paper: str = "") -> Judge
 def every(judgements: list[Judgement], *, what: str, paper: str = "") -> Judgement:
     """A claim about several comparisons at once.
 
-    Reproduced if some comparisons are resolved and all of those agree with the claim; not reproduced if the larger part
-    of those that are resolved contradicts it; otherwise undecided.
+    Reproduced if none contradicts the claim and at least half of all are resolved and agree with it; not reproduced if
+    the larger part of those that are resolved contradicts it; otherwise undecided.
     """
     yes = sum(judgement.verdict == Verdict.REPRODUCED for judgement in judgements)
     no = sum(judgement.verdict == Verdict.NOT_REPRODUCED for judgement in judgements)
@@ -134,7 +134,7 @@ def every(judgements: list[Judgement], *, what: str, paper: str = "") -> Judgeme
     )
     details = "; ".join(judgement.evidence for judgement in judgements[:4])
     verdict = Verdict.NOT_TESTABLE
-    if yes and not no:
+    if yes and not no and 2 * yes >= len(judgements):
         verdict = Verdict.REPRODUCED
     elif no > yes:
         verdict = Verdict.NOT_REPRODUCED
