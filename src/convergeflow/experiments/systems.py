@@ -1,7 +1,7 @@
 """All systems in one table and figure: Gen. PPL against entropy, at the data's entropy where reached (Figure 1).
 
 Every model that ships with the package (or lies in the workspace) and speaks the corpus' vocabulary is sampled through
-the one protocol that all systems follow; nothing here knows a system by name but ours, whose curve is that of
+the one protocol that all systems follow; of those nothing here knows one by name but ours, whose curve is that of
 configuration C. Such models may have been trained for longer or shorter, so where `convergeflow compare` has put its
 table beside (`comparison-CORPUS/table.json` in the workspace), systems are judged by that: one budget for all.
 """
