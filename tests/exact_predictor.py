@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -21,14 +23,21 @@ class ExactPredictor:
         self.table = normalise_rows(raw)
         self.log_prior = prior.double().log()
         self.schedule = schedule
+        self.temperature = 1.0
         self.calls = 0
         self.batches: list[int] = []
+
+    def tempered(self, temperature: float) -> ExactPredictor:
+        other = copy(self)
+        other.temperature = temperature
+        return other
 
     def parts(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         x = x_t.to(self.table)
         nothing = x.new_zeros(*x.shape[:-1], 1)
         kernel = spread(at.kernel, x)[..., 0].expand(x.shape[:-1])
-        return nothing, x.new_zeros(len(self.table), 1), self.log_prior, x, kernel
+        T = self.temperature
+        return nothing, x.new_zeros(len(self.table), 1), self.log_prior / T, x, kernel / T
 
     def __call__(
         self,

@@ -382,6 +382,41 @@ def test_choices_that_do_nothing_or_do_not_exist_are_refused() -> None:
         Settings(grid=(0.5, 0.1))
 
 
+def test_a_cold_flow_goes_straight_to_the_word_its_noise_is_nearest_to() -> None:
+    prior = torch.full((3,), 1 / 3, dtype=torch.float64)
+    predictor = ExactPredictor(prior, 64, Linear())
+    noise = RowDraws([3]).normal(200, 64, dtype=torch.float64)
+    settings = Settings(nfe=20, controls=Controls(scg=0.0), temperature=1e-6)
+    first = predictor.schedule(settings.plan(predictor.schedule).allocation.grid[:1])
+    expected = predictor.logits(noise, first, None).argmax(-1)
+    outcome = integrate(predictor, settings, noise)
+    assert torch.equal(outcome.decoded.by("weight"), expected)
+    # One word from beginning to end: the straight line alpha e + sigma z through the starting state.
+    end = settings.plan(predictor.schedule).points[-1]
+    start_scale, start_signal = float(first.sigma), float(first.alpha)
+    y = noise / start_scale + predictor.table[expected] * (
+        float(end.alpha) / float(end.sigma) - start_signal / start_scale
+    )
+    assert torch.allclose(outcome.x, float(end.sigma) * y, atol=1e-9)
+
+
+def test_temperature_keeps_convergence_and_one_is_none() -> None:
+    prior = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    predictor = ExactPredictor(prior, 64, Linear())
+    noise = RowDraws([3]).normal(300, 64, dtype=torch.float64)
+    plain, one, sharp = (
+        integrate(predictor, Settings(nfe=200, controls=Controls(scg=0.0), **extra), noise)
+        for extra in ({}, {"temperature": 1.0}, {"temperature": 0.6})
+    )
+    assert torch.equal(plain.x, one.x)
+    assert sharp.final.top_weight is not None and float(sharp.final.top_weight.min()) > 1 - 1e-6
+    assert min(sharp.decoded.agreements().values()) > 0.99
+    assert "temperature" not in Settings().describe() and Settings(temperature=0.5).describe()["temperature"] == 0.5
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="positive"):
+            Settings(temperature=wrong)
+
+
 def test_settings_describe_themselves_as_json() -> None:
     chosen = replace(PRESETS["headline"], freeze=Freeze())
     assert json.loads(json.dumps(chosen.describe()))["controls"]["refine"] == 100

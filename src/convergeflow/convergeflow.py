@@ -8,6 +8,7 @@ tokenizer files.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -319,8 +320,17 @@ class BoundPredictor:
         model.eval()
         self.network = model.network
         self.schedule = model.schedule
+        self.temperature = 1.0
         with torch.no_grad():
             self.table = model.network.embedding.rows()
+
+    def tempered(self, temperature: float) -> BoundPredictor:
+        """The same with weights softmax(logits / temperature)."""
+        if self.network.predictor == "direct":
+            raise UserError("the direct predictor has no weights for --temperature to act on")
+        other = copy(self)
+        other.temperature = temperature
+        return other
 
     def __call__(
         self,
@@ -333,8 +343,9 @@ class BoundPredictor:
         positions: Tensor | None = None,
     ) -> Weighted:
         return self.network(
-            x_t, at, condition, table=self.table, details=details, scores=scores, positions=positions
-        )
+            x_t, at, condition, table=self.table, details=details, scores=scores, positions=positions,
+            temperature=self.temperature,
+        )  # fmt: skip
 
     def scores(self, x_t: Tensor) -> Tensor | None:
         if self.network.predictor == "direct" or self.network.pooling is not None:
@@ -342,7 +353,7 @@ class BoundPredictor:
         return self.network.scores(x_t, self.table)
 
     def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
-        return self.network.logits(x_t, at, condition, table=self.table)
+        return self.network.logits(x_t, at, condition, table=self.table) / self.temperature
 
 
 AutoConfig.register(ConvergeFlowConfig.model_type, ConvergeFlowConfig)

@@ -95,6 +95,8 @@ class Settings:
     solver: str = "euler"
     decode: str = "weight"
     freeze: Freeze | None = None
+    temperature: float = 1.0
+    """Of the weights, kernel included: w^(1/T), normalised again. Not the paper's, whose samplers have 1."""
 
     def __post_init__(self) -> None:
         if self.self_condition not in SELF_CONDITIONS:
@@ -108,6 +110,8 @@ class Settings:
                 f"--refine and --scg act on recursive self-conditioning only; drop them or --self-condition "
                 f"{self.self_condition}"
             )
+        if not 0.0 < self.temperature < math.inf:
+            raise UserError(f"--temperature must be a positive number, not {self.temperature}; 1 changes nothing")
         if not isinstance(self.grid, str):
             check_grid(torch.tensor(self.grid))
 
@@ -127,8 +131,11 @@ class Settings:
         return Plan(allocation, points, w_scg.tolist(), w_ug.tolist(), solver)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
+        """As JSON values; a temperature of 1, which is none, is left out."""
+        values = asdict(self)
+        if self.temperature == 1.0:
+            del values["temperature"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -274,12 +281,8 @@ class _Integration:
         observe: Observer | None,
         want_logits: bool,
     ) -> None:
-        self.predictor, self.settings, self.observe, self.want_logits = (
-            predictor,
-            settings,
-            observe,
-            want_logits,
-        )
+        self.predictor = _tempered(predictor, settings.temperature)
+        self.settings, self.observe, self.want_logits = settings, observe, want_logits
         self.table = predictor.table
         self.plan = settings.plan(predictor.schedule)
         self.details = observe is not None or settings.freeze is not None
@@ -520,6 +523,15 @@ class _Integration:
         return Outcome(Decoded(joined), self.calls, x, final, logits, self.plan)
 
     logits: Tensor | None = None
+
+
+def _tempered(predictor: Predictor, temperature: float) -> Predictor:
+    if temperature == 1.0:
+        return predictor
+    if not hasattr(predictor, "tempered"):
+        raise UserError(f"{type(predictor).__name__} has no temperature")
+    changed: Predictor = predictor.tempered(temperature)
+    return changed
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

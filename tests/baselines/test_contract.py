@@ -84,9 +84,8 @@ def test_wrong_requests_are_refused(model: Any) -> None:
         model.sample(3, LENGTH, seeds=[0], nfe=4)
     with pytest.raises(UserError):
         model.sample(0, LENGTH, seeds=[], nfe=4)
-    if model.method != "langflow":
-        with pytest.raises(UserError, match="control"):
-            model.sample(1, LENGTH, seeds=[0], nfe=4, temprature=0.5)
+    with pytest.raises(UserError, match="control"):
+        model.sample(1, LENGTH, seeds=[0], nfe=4, temprature=0.5)
 
 
 def test_every_control_is_accepted(model: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from convergeflow.baselines.langflow import ode_rows, sde_rows
+from convergeflow.errors import UserError
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Coefficients, Gumbel
 from convergeflow.flow.solver import step_data
@@ -151,3 +152,34 @@ def test_every_stage_is_cross_entropy_with_table_and_schedule() -> None:
     found = model.bound(TOKENS[:6], draws=RowDraws(range(6)), repeats=4)
     along = model.bound(TOKENS[:6], draws=RowDraws(range(6)), repeats=1, kind="ode", num_steps=16)
     assert 2.0 < found.nats_per_token < 6.0 and math.isfinite(along.nats_per_token)
+
+
+def test_temperature_acts_on_all_logits() -> None:
+    model = fresh("langflow").eval()
+    at = model.schedule.at_gamma(torch.full((2,), 1.0, dtype=torch.float64))
+    x = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = model.network.logits(x, at)
+        table = model.network.embedding.rows()
+        same, sharper, coldest = (model.bind().tempered(value)(x, at, None, details=True) for value in (1.0, 0.5, 1e-4))
+        weights = logits.softmax(-1)
+        squared = weights.square() / weights.square().sum(-1, keepdim=True)
+        assert torch.allclose(same.mu, model.network(x, at).mu, atol=1e-4)
+        assert torch.allclose(sharper.mu, squared @ table, atol=1e-4)
+        assert torch.allclose(coldest.mu, table[logits.argmax(-1)], atol=1e-4)
+        positions = torch.tensor([[True, False, False, True], [False, True, False, False]])
+        some = model.bind().tempered(0.5)(x, at, None, positions=positions)
+        assert torch.allclose(some.mu, sharper.mu[positions], atol=1e-5)
+        assert torch.allclose(sharper.top_weight, squared.max(-1).values, atol=1e-4)
+        assert torch.allclose(model.bind().tempered(0.5).logits(x, at, None), 2 * logits, atol=1e-4)
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match="positive"):
+            model.sample(1, 4, seeds=[0], nfe=4, temperature=wrong)
+
+
+def test_temperature_one_is_the_published_sampler() -> None:
+    model = fresh("langflow").eval()
+    plain = model.sample(2, 8, seeds=[0, 1], nfe=5)
+    assert torch.equal(plain.ids, model.sample(2, 8, seeds=[0, 1], nfe=5, temperature=1.0).ids)
+    cold = model.sample(2, 8, seeds=[0, 1], nfe=5, temperature=0.5)
+    assert cold.settings["temperature"] == 0.5 and cold.nfe == plain.nfe == 5

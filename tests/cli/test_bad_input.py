@@ -71,6 +71,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate --model {model} --nfe many", 2, "--nfe"),
     ("generate --model {model} --length -4", 2, "--length must be at least 1"),
     ("generate --model {model} --refine -1", 2, "--refine must be 0 or more"),
+    ("generate --model {model} --temperature 0", 2, "--temperature must be a positive number"),
     ("generate --model {model} --scg nan", 2, "--scg must be a finite number"),
     ("generate --model {model} --ug inf", 2, "--ug must be a finite number"),
     ("generate --model {model} --schedule D", 2, "known: A, B, C"),

@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
+from convergeflow.baselines import METHODS
 from convergeflow.comparison.study import training_seconds
-from convergeflow.comparison.systems import CONTROLLED, OURS, SYSTEMS, on_budget, run_config, systems_named
+from convergeflow.comparison.systems import (
+    CONTROLLED,
+    OURS,
+    SYSTEMS,
+    controls_swept,
+    frontier,
+    on_budget,
+    run_config,
+    systems_named,
+)
 from convergeflow.comparison.table import verdict
 from convergeflow.config import resolve
 from convergeflow.errors import UserError
@@ -51,6 +61,18 @@ def test_systems_by_name() -> None:
         systems_named("mdln")
     with pytest.raises(UserError, match="once"):
         systems_named("ar,ar")
+
+
+def test_every_system_is_read_at_as_many_points() -> None:
+    from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+
+    ours = ConvergeFlowModel(ConvergeFlowConfig.of_size("test", vocabulary=31, length=16))
+    for system in SYSTEMS:
+        method = METHODS.get(system)
+        points = frontier(system, ours if method is None else method, 16)
+        assert len({point.label for point in points}) == len(points) == 6, system
+        assert method is None or len(controls_swept(system)) == 6
+        json.dumps(controls_swept(system))
 
 
 def test_training_time_adds_up_over_a_resume(tmp_path: Path) -> None:

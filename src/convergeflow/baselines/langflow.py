@@ -2,13 +2,15 @@
 
 Its own sampler makes one call per step, conditioned on the previous step's prediction, on an even grid of q =
 1 - t; with `settings=` it runs under every sampling control of ConvergeFlow, which separates objective from
-sampler. Two likelihood bounds: `sde` (the diffusion ELBO) and `ode` (change of variables along the flow,
-divergence by random probes).
+sampler. The published sampler has no control of its own; `temperature`, off at 1, divides the logits at every call, so
+that LangFlow too has a curve between quality and diversity. Two likelihood bounds: `sde` (the diffusion ELBO) and `ode`
+(change of variables along the flow, divergence by random probes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +27,8 @@ from convergeflow.records import Bound, Observer, Samples
 from convergeflow.sampling import Settings
 
 BOUNDS = ("sde", "ode")
+_PASSED_ON = ("noise", "clamp", "batch", "want_logits")
+"""What `ConvergeFlowModel.sample` takes besides."""
 
 Predict = Callable[[Tensor, Coefficients], Tensor]
 """State [B, L, d] and noise level [B] -> prediction of the data."""
@@ -121,8 +125,8 @@ class LangFlowModel(ConvergeFlowModel):
 
     config_class = LangFlowConfig
 
-    KNOBS: ClassVar[dict[str, Any]] = {"settings": None}
-    FRONTIER: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    KNOBS: ClassVar[dict[str, Any]] = {"settings": None, "temperature": 1.0}
+    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
     bound_kind: ClassVar[str | None] = "sde"
 
     def __init__(self, config: LangFlowConfig) -> None:
@@ -146,11 +150,17 @@ class LangFlowModel(ConvergeFlowModel):
         nfe: int = 64,
         observe: Observer | None = None,
         settings: Settings | None = None,
+        temperature: float = 1.0,
         **controls: Any,
     ) -> Samples:
         """LangFlow's own sampler, or any `settings` of ConvergeFlow's (whose nfe wins)."""
+        for name in controls:
+            if name not in _PASSED_ON:
+                raise unknown_name("sampling control of langflow", name, [*self.KNOBS, *_PASSED_ON])
         own = Settings(nfe=nfe, self_condition="previous", grid="langflow")
-        return super().sample(num, length, seeds=seeds, observe=observe, settings=settings or own, **controls)
+        chosen = settings or own
+        chosen = chosen if temperature == 1.0 else replace(chosen, temperature=temperature)
+        return super().sample(num, length, seeds=seeds, observe=observe, settings=chosen, **controls)
 
     def bound(
         self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8, kind: str = "sde", num_steps: int = 64

@@ -244,6 +244,8 @@ def _describe(loaded: Any, model: str, num: int, arguments: dict[str, Any]) -> s
     if controls.ug:
         effective = shown["effective_ug"]
         text += f"; w_ug {controls.ug:.4g} nominal, {min(effective):.3f} to {max(effective):.3f} effective"
+    if settings.temperature != 1:
+        text += f"; temperature {settings.temperature:g}"
     return text
 
 

@@ -75,6 +75,12 @@ class SamplingOptions:
     decode: Annotated[
         str | None, typer.Option(help="Token rule: weight, prediction or distance. [default: weight]")
     ] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Below 1 sharpens the weights at every call, w^(1/T): fewer errors, less variety. [default: 1]"
+        ),
+    ] = None
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Stop computing positions and sequences that have converged.")
     ] = False
@@ -122,7 +128,7 @@ class SamplingOptions:
         freeze = Freeze(**chosen) if self.freeze else base.freeze
         plain = {
             name: value
-            for name in ("nfe", "self_condition", "solver", "decode")
+            for name in ("nfe", "self_condition", "solver", "decode", "temperature")
             if (value := getattr(self, name)) is not None
         }
         grid = base.grid if self.grid is None else _grid(self.grid)
@@ -161,6 +167,10 @@ def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str,
         return {"settings": sampling.settings(loaded.schedule)}
     given = sampling.given()
     nfe = given.pop("nfe", 64)
+    if "temperature" in given and "temperature" in loaded.KNOBS:
+        knobs = {**knobs, "temperature": given["temperature"]}
+        if set(given) == {"temperature"}:
+            del given["temperature"]
     if given and hasattr(loaded, "schedule"):
         return {"settings": sampling.settings(loaded.schedule)}
     if given:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convergeflow import zoo
-from convergeflow.comparison.systems import Setting, frontier, run_config, trained_as
+from convergeflow.comparison.systems import Setting, controls_swept, frontier, run_config, trained_as
 from convergeflow.config import RunConfig
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.evaluation.assessment import Assessor, SampleSet, likelihood_of
@@ -144,7 +144,8 @@ class Study:
         reference = self.assessor.reference
         key = {
             "run": {**run_config(self.base, trained_as(system)).to_dict(), "device": "any"}, "num": self.num,
-            "scorer": self.assessor.scorer.describe(), "protocol": self.protocol.id, "draws": self.bound_draws,
+            "settings": controls_swept(system), "scorer": self.assessor.scorer.describe(),
+            "protocol": self.protocol.id, "draws": self.bound_draws,
             "corpus": None if reference is None else reference.fingerprint,
         }  # fmt: skip
         return dict(json.loads(json.dumps(key)))

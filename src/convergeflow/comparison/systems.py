@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from convergeflow.baselines import METHODS
+from convergeflow.baselines import METHODS, method_class
 from convergeflow.config import RunConfig, StageConfig, from_dict
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.sampling import Settings, preset_for
@@ -21,8 +21,10 @@ CONTROLLED = "langflow+controls"
 """LangFlow's weights under ConvergeFlow's sampler: what is left of the difference is the objective."""
 SYSTEMS = (*METHODS, CONTROLLED, OURS)
 ENCODER_SHARE = 0.2
-GUIDANCE = (0.5, 1.0, 2.0, 4.0)
+GUIDANCE = (0.5, 1.0)
 """Multiples of the paper's self-conditioning guidance along our frontier."""
+TEMPERATURES = (1.0, 0.85, 0.7)
+"""Of the one-call sampler: the rivals' own control. With the standard sampler that makes six points, as many as theirs."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,22 @@ def frontier(system: str, model: Any, nfe: int) -> list[Setting]:
     if system not in (OURS, CONTROLLED):
         return [Setting(_shown(knobs), {"nfe": nfe, **knobs}) for knobs in model.FRONTIER]
     points = [Setting("standard", {"settings": Settings(nfe=nfe)})]
+    for temperature in TEMPERATURES:  # one call a step instead of two: twice the steps for the same calls
+        settings = Settings(nfe=nfe, self_condition="previous", temperature=temperature)
+        points.append(Setting(f"previous, temperature {temperature:g}", {"settings": settings}))
     guided = _affordable(preset_for("config-c", model.schedule, nfe=nfe), model)
     for factor in GUIDANCE:
         scg = guided.controls.scg * factor
         settings = replace(guided, controls=replace(guided.controls, scg=scg))
         points.append(Setting(f"C, scg {scg:.3g}", {"settings": settings}))
     return points
+
+
+def controls_swept(system: str) -> list[Any]:
+    """What `frontier` sweeps for a system, as JSON values and without its weights: part of what a result answers."""
+    if system in (OURS, CONTROLLED):
+        return ["standard", {"temperature": list(TEMPERATURES)}, {"guidance": list(GUIDANCE)}]
+    return [dict(knobs) for knobs in method_class(system).FRONTIER]
 
 
 def _affordable(settings: Settings, model: Any) -> Settings:

@@ -47,9 +47,13 @@ def distinct_per_block(codes: Codes) -> NDArray[np.int64]:
 def present_in(wanted: Codes, blocks: NDArray[np.integer], n: int, vocabulary: int) -> NDArray[np.bool_]:
     """Which of the codes occur in the blocks; these may be a memory map of any size and are read piece by piece."""
     unique, where = np.unique(wanted, return_inverse=True)
+    if not len(unique):
+        return np.zeros(wanted.shape, dtype=bool)
     found = np.zeros(len(unique), dtype=bool)
     piece = max(1, (1 << 22) // blocks.shape[1]) if len(blocks) else 1
     for first in range(0, len(blocks), piece):
-        codes = ngram_codes(np.asarray(blocks[first : first + piece]), n, vocabulary)
-        found |= np.isin(unique, codes)
+        codes = ngram_codes(np.asarray(blocks[first : first + piece]), n, vocabulary).ravel()
+        # Only the few wanted codes are in order: sorting millions of the corpus' codes for each question is slow.
+        place = np.minimum(np.searchsorted(unique, codes), len(unique) - 1)
+        found[place[unique[place] == codes]] = True
     return found[where].reshape(wanted.shape)

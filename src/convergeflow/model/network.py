@@ -107,13 +107,14 @@ class FlowNetwork(nn.Module):
         scores: Tensor | None = None,
         positions: Tensor | None = None,
         paired: bool = False,
+        temperature: float = 1.0,
     ) -> Weighted:
         """mu and, on request, what its weights say.
 
         `table` is the normalised table where the caller has it, `scores` the shared kernel scores of this state.
         `details` adds token and top weight; `targets` the cross-entropy. With `positions` (a boolean mask [B, L]) the
         head runs on those alone and the record's tensors are flat over them. `paired`: x_t is a clean copy of each
-        sequence followed by a noisy one (`backbone.pair_mask`).
+        sequence followed by a noisy one (`backbone.pair_mask`). The weights are softmax(logits / `temperature`).
         """
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
@@ -135,10 +136,13 @@ class FlowNetwork(nn.Module):
             h, x = h[positions], x[positions]
             scores = None if scores is None else scores[positions]
             targets = None if targets is None else targets[positions]
+        bias: Tensor = self.head.bias
+        if temperature != 1.0:  # every term of the logits is linear in one of these
+            h, bias, kernel = h / temperature, bias / temperature, kernel / temperature
         return weigh(
             h,
             self.head.weight,
-            self.head.bias,
+            bias,
             x,
             kernel,
             table,
