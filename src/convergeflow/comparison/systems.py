@@ -24,7 +24,7 @@ ENCODER_SHARE = 0.2
 GUIDANCE = (0.5, 1.0)
 """Multiples of the paper's self-conditioning guidance along our frontier."""
 TEMPERATURES = (1.0, 0.85, 0.7)
-"""Of the one-call sampler: the rivals' own control. With the standard sampler that makes six points, as many as theirs."""
+"""Of the one-call sampler: the rivals' own control. With the standard one these are six points, as many as theirs."""
 
 
 @dataclass(frozen=True)
