@@ -81,4 +81,6 @@ def _setting(settings: Any) -> str:
     if settings.self_condition != "recursive":
         return f"self-condition {settings.self_condition}, grid {settings.grid}, NFE {settings.nfe}"
     text = f"configuration {controls.scg_schedule}, K {controls.refine}, w_scg {controls.scg:g}"
+    if settings.temperature != 1:
+        text += f", temperature {settings.temperature:g}"
     return f"{text}, w_ug {controls.ug:g}, NFE {settings.nfe} (nominal, at the paper's width)"

@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": "evaluate",
     "sweep": "sweep",
     "compare": "compare",
+    "blind": "blind",
     "reproduce": "reproduce",
     "inspect": "inspect",
     "bench": "bench",
