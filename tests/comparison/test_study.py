@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from convergeflow.baselines import METHODS
-from convergeflow.comparison.study import training_seconds
+from convergeflow.comparison.study import Result, training_seconds
 from convergeflow.comparison.systems import (
     CONTROLLED,
     OURS,
@@ -21,7 +23,7 @@ from convergeflow.comparison.systems import (
     run_config,
     systems_named,
 )
-from convergeflow.comparison.table import verdict
+from convergeflow.comparison.table import markdown, objective_alone, verdict
 from convergeflow.config import resolve
 from convergeflow.errors import UserError
 
@@ -91,6 +93,23 @@ def test_verdict_is_the_ratio_to_the_best_other_and_to_ar() -> None:
     said = verdict([*rivals, row(OURS, 8, 11.0)])
     assert "0.55 of duo's" in said[0] and "1.10 of ar's" in said[1]
     assert "does not reach" in verdict([row(OURS, 8, None)])[0]
+
+
+def test_the_objective_is_judged_noise_by_noise() -> None:
+    def result(system: str, shift: float) -> Result:
+        noise = np.random.default_rng(0).normal(size=50)  # common to both: it cancels
+        points = []
+        for k in range(2):
+            each = {"nll": (64 * (2 + noise + k + shift)).tolist(), "tokens": [64] * 50}
+            points.append((f"s{k}", {"per_sample": each, "entropy": 3.0}, ""))
+        return Result(system, 8, points, {})
+
+    found = objective_alone([result(CONTROLLED, 0.0), result(OURS, -0.25), Result("ar", 16, [], {})])
+    assert [row["setting"] for row in found] == ["s0", "s1", None]
+    for row in found:
+        assert row["value"] == pytest.approx(math.exp(-0.25)) and row["se"] == pytest.approx(0.0, abs=1e-9)
+    assert "| 8 | **all** |" in markdown([], {"corpus": "c", "about": "a"}, found)
+    assert objective_alone([result(OURS, 0.0)]) == []
 
 
 @pytest.mark.slow

@@ -119,7 +119,15 @@ def _study(
 
 
 def _run(study: Any, folder: Path, corpus: str, json: bool) -> None:
-    from convergeflow.comparison.table import COLUMNS, cells, frontiers, markdown, rows, verdict
+    from convergeflow.comparison.table import (
+        COLUMNS,
+        cells,
+        frontiers,
+        markdown,
+        objective_alone,
+        rows,
+        verdict,
+    )
     from convergeflow.evaluation.record import write_record
     from convergeflow.evaluation.report import frontier_figure, save_figure
 
@@ -136,13 +144,14 @@ def _run(study: Any, folder: Path, corpus: str, json: bool) -> None:
         f"width {base.model.width}, depth {base.model.depth}; {study.num} samples per point, scorer "
         f"{study.assessor.scorer.name}, protocol {study.protocol.id}."
     )
-    said = verdict(table)
+    said, objective = verdict(table), objective_alone(results)
     write_record(
         folder / "table.json",
         {"kind": "comparison", "format": 1, "corpus": corpus, "about": about, "rows": table, "verdict": said,
+         "objective": objective,
          "command": study.command, "frontiers": {str(nfe): figure.describe() for nfe, figure in figures.items()}},
     )  # fmt: skip
-    (folder / "table.md").write_text(markdown(table, {"corpus": corpus, "about": about}), encoding="utf-8")
+    (folder / "table.md").write_text(markdown(table, {"corpus": corpus, "about": about}, objective), encoding="utf-8")
     for nfe, figure in figures.items():
         save_figure(frontier_figure(figure), folder, f"frontier-nfe{nfe}")
         figure.write_csv(folder / f"frontier-nfe{nfe}.csv")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,3 +46,27 @@ def perplexity(scored: Scored, aggregate: str = "corpus") -> Estimate:
     nll = mean_nll(scored, aggregate)
     value = math.exp(nll.value) if nll.value < 700 else math.inf
     return nll.map(lambda _: value, value)
+
+
+def log_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> Floats | None:
+    """For each noise, a number whose mean is log Gen. PPL of `left` less that of `right`; None without pairs.
+
+    Both are `per_sample` parts of records made from the same seeds. Gen. PPL is a ratio of sums over samples, nats over
+    tokens; these are its linear parts, and differences of nats per token where all texts have as many tokens.
+    """
+    parts = []
+    for each in (left, right):
+        nll, tokens = (np.asarray(each[name], dtype=np.float64) for name in ("nll", "tokens"))
+        rate = nll.sum() / tokens.sum()
+        parts.append(rate + (nll - rate * tokens) / tokens.mean())
+    return parts[0] - parts[1] if len(parts[0]) == len(parts[1]) else None
+
+
+def paired_ratio(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Estimate | None:
+    """The geometric mean of Gen. PPL ratios, noise by noise over pairs of `per_sample` parts; None without pairs."""
+    found = [log_differences(left, right) for left, right in pairs]
+    present = [differences for differences in found if differences is not None]
+    if not present or len(present) < len(found) or len(present[0]) < 2 or len({len(p) for p in present}) > 1:
+        return None
+    each = mean(np.mean(present, axis=0))
+    return each.map(math.exp, math.exp(each.value))

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from convergeflow.evaluation.estimate import Estimate, Floats
+from convergeflow.evaluation import generative
+from convergeflow.evaluation.estimate import Estimate
 from convergeflow.experiments import paper, plotting
 from convergeflow.experiments.bench import Bench
 from convergeflow.experiments.registry import Claim, Result, Table
@@ -98,32 +99,12 @@ def ratio_at_equal_entropy(
     return Estimate(value, value * math.hypot(*errors), len(left) + len(right))
 
 
-def log_differences(left: Record, right: Record) -> Floats | None:
-    """For each noise, a number whose mean is log Gen. PPL of `left` less that of `right`; None without pairs.
-
-    Gen. PPL is a ratio of sums over samples, nats over tokens; these are its linear parts, and differences of nats per
-    token where all texts have as many tokens.
-    """
-    parts = []
-    for record in (left, right):
-        each = record["values"].get("per_sample")
-        if each is None:
-            return None
-        nll, tokens = (np.asarray(each[name], dtype=np.float64) for name in ("nll", "tokens"))
-        rate = nll.sum() / tokens.sum()
-        parts.append(rate + (nll - rate * tokens) / tokens.mean())
-    return parts[0] - parts[1] if len(parts[0]) == len(parts[1]) else None
-
-
 def paired_ratio(left: Sequence[Record], right: Sequence[Record]) -> Estimate | None:
     """Gen. PPL of `left` over that of `right`, point by point and noise by noise; None where points have no pairs."""
-    found = [log_differences(one, other) for one, other in zip(left, right, strict=False)]
-    pairs = [differences for differences in found if differences is not None]
-    if not pairs or len(left) != len(right) or len(pairs) < len(found) or len(pairs[0]) < 2:
+    parts = [[record["values"].get("per_sample") for record in records] for records in (left, right)]
+    if len(left) != len(right) or any(each is None for side in parts for each in side):
         return None
-    mean = np.mean(pairs, axis=0)
-    value = math.exp(float(mean.mean()))
-    return Estimate(value, value * float(mean.std(ddof=1)) / math.sqrt(len(mean)), len(mean))
+    return generative.paired_ratio(list(zip(*parts, strict=True)))
 
 
 def same_entropy(records: Sequence[Record]) -> bool:
