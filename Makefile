@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## generate text from the checkpoint that ships with the package, and show it converging
-	$(BIN)/convergeflow generate --preset config-b --num 4 --trace out/demo
-	$(BIN)/convergeflow evaluate stories-small --preset config-b --num 32
+	$(BIN)/convergeflow generate --preset sharp --num 4 --trace out/demo
+	$(BIN)/convergeflow evaluate stories-small --preset sharp --num 32
 	@echo "the flow converging, as a picture: out/demo/trace.png"
 
 test: $(STAMP) ## the whole test suite
