@@ -16,7 +16,7 @@ from convergeflow.errors import UserError
 def blind(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="[LABEL=]FILE...", help="Sample files of `generate --out`, one per system."),
+        typer.Argument(metavar="FILE", help="Sample files of `generate --out`, one per system; LABEL=FILE names it."),
     ],
     real: Annotated[
         str | None, typer.Option(help="Add held-out text of this training preset's corpus, as in stories or sotu.")
