@@ -8,7 +8,7 @@ grid point are equal; at the paper's schedule they stay what they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -125,7 +125,7 @@ class Bench:
     ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
         """Ids under every token rule, [num, length] each; kept, so that a second rule costs nothing."""
         settings = replace(settings, decode="weight")
-        store = self.workspace.sample_store({"settings": asdict(settings), "model": kept.weights, "n": num,
+        store = self.workspace.sample_store({"settings": settings.describe(), "model": kept.weights, "n": num,
                                              "length": self.scale.length})  # fmt: skip
         stored = store.read()
         if stored is None:

@@ -50,7 +50,7 @@ def _point(bench: Bench, preset: str, settings: Settings) -> dict[str, Any]:
     assert settings.freeze is not None
     length = bench.scale.length
     num = bench.scale.num_samples if bench.scale.name == "test" else math.ceil(TOKENS / length)
-    key = {"settings": asdict(settings), "model": bench.model.weights, "n": num}
+    key = {"settings": settings.describe(), "model": bench.model.weights, "n": num}
 
     def compute() -> dict[str, Any]:
         plain, _ = bench.samples(bench.model, replace(settings, freeze=None), num)
