@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from convergeflow.cli.main import main
+from convergeflow.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "sampler.json").read_text())
@@ -82,6 +83,22 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(model: str, t
     assert done > 0, "nothing was written before the kill"
     run(*words, "--out", str(target))
     assert target.read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_temperature_is_an_option_of_every_system_that_has_one() -> None:
+    from convergeflow.baselines import METHODS
+    from convergeflow.cli.sampling_options import SamplingOptions, sample_arguments
+    from convergeflow.config import ModelConfig
+
+    def made(name: str, **given: Any) -> dict[str, Any]:
+        config = METHODS[name].config_class.from_run(ModelConfig(size="test", method=name), vocabulary=31, length=8)
+        return sample_arguments(METHODS[name](config), SamplingOptions(**given), {})
+
+    assert made("mdlm", temperature=0.8, nfe=8) == {"nfe": 8, "temperature": 0.8}
+    with pytest.raises(UserError, match="mdlm does not know --scg"):
+        made("mdlm", temperature=0.8, scg=2.0)
+    with pytest.raises(UserError, match="elf does not know --temperature"):
+        made("elf", temperature=0.8)
 
 
 def test_two_processes_write_what_one_writes(model: str, tmp_path: Path) -> None:

@@ -168,9 +168,7 @@ def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str,
     given = sampling.given()
     nfe = given.pop("nfe", 64)
     if "temperature" in given and "temperature" in loaded.KNOBS:
-        knobs = {**knobs, "temperature": given["temperature"]}
-        if set(given) == {"temperature"}:
-            del given["temperature"]
+        knobs = {**knobs, "temperature": given.pop("temperature")}
     if given and hasattr(loaded, "schedule"):
         return {"settings": sampling.settings(loaded.schedule)}
     if given:
