@@ -17,7 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LEAVES = {"errors", "randomness", "device", "records", "config", "data", "pretrained"}
 CORE = LEAVES | {"flow", "model"}
-BELOW_FRONT = CORE | {"objective", "decoding", "sampling"}
+BELOW_FRONT = CORE | {"objective", "decoding", "sampling", "block_sampling"}
 WITH_SAMPLES = BELOW_FRONT | {"observation", "sample_file"}
 MODELS = WITH_SAMPLES | {"convergeflow", "baselines"}
 MAY_IMPORT = {
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "objective": CORE,
     "decoding": CORE,
     "sampling": CORE | {"decoding"},
+    "block_sampling": CORE | {"decoding", "sampling"},
     "observation": BELOW_FRONT,
     "sample_file": BELOW_FRONT,
     "convergeflow": BELOW_FRONT,

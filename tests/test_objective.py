@@ -13,7 +13,14 @@ from convergeflow.errors import UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
 from convergeflow.model.network import FlowNetwork
-from convergeflow.objective import LearnedGumbel, Objective, flow_loss, noise_levels
+from convergeflow.objective import (
+    LearnedGumbel,
+    Objective,
+    block_starts,
+    fixed_noise_report,
+    flow_loss,
+    noise_levels,
+)
 from convergeflow.randomness import RowDraws
 
 PRIOR = torch.tensor([0.6, 0.3, 0.1])
@@ -210,3 +217,69 @@ def test_a_share_of_clean_contexts_leaves_the_other_sequences_as_they_were() -> 
         # One position has no words before it: in noise the loss is that of the prior, whatever the mix.
         assert mixed[kind] == pytest.approx(parts(kind, 0.0)[kind], rel=0.08)
     assert parts("ce", 1.0)["context_ce"] == pytest.approx(float(-PRIOR.log().mean()), rel=0.1)
+
+
+def test_blocks_have_lengths_of_powers_of_two_up_to_the_longest() -> None:
+    starts = block_starts((torch.arange(8) + 0.5) / 8, 8, 8)
+    assert starts[::2].tolist() == [
+        [0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 2, 2, 4, 4, 6, 6], [0, 0, 0, 0, 4, 4, 4, 4], [0] * 8,
+    ]  # fmt: skip
+    assert torch.equal(starts[::2], starts[1::2]), "all lengths are equally likely"
+    assert block_starts(torch.tensor([0.999]), 6, 8).tolist() == [[0, 0, 0, 0, 4, 4, 4, 4]]
+
+
+@pytest.mark.parametrize("kind", ["mse", "ce"])
+def test_words_without_context_cost_the_same_in_blocks(kind: str) -> None:
+    # A fresh trunk predicts each word from its own state: the clean words before it change nothing, and every block's
+    # time is uniform, as a sequence's is.
+    network = one_position_network()
+    tokens = torch.multinomial(PRIOR, 16_000, True, generator=torch.Generator().manual_seed(1)).view(2000, 8)
+    schedule, times = gumbel_for_width(8), training_times(2000, seed=0)
+
+    def loss(block_length: int | None) -> float:
+        objective = Objective(kind, 0.5, block_length=block_length)
+        with torch.no_grad():
+            found = flow_loss(network, schedule, objective, tokens, times=times, draws=RowDraws(range(2000)))
+        return float(found.total)
+
+    assert loss(4) == pytest.approx(loss(None), rel=0.03)
+
+
+def test_a_schedule_is_fitted_to_the_levels_of_blocks() -> None:
+    network = one_position_network()
+    schedule = Gumbel(2.0, 0.7, 1e-5)
+    learned = LearnedGumbel(schedule, 1.0)
+    seen: list[torch.Tensor] = []
+    learned.fit_loss = lambda gamma, ce: seen.extend((gamma, ce)) or ce.sum() * 0  # type: ignore[method-assign]
+    flow_loss(network, schedule, Objective("ce", 0.0, block_length=2), torch.zeros(5, 4, dtype=torch.long),
+              times=training_times(5, seed=0), draws=RowDraws(range(5)), learned=learned)  # fmt: skip
+    gamma, ce = seen
+    assert gamma.shape == ce.shape == (20,)
+    low, high = schedule.gamma_min, schedule.gamma_max
+    assert low <= float(gamma.min()) and float(gamma.max()) <= high, "not those of the clean words"
+
+
+def test_a_block_learns_to_copy_from_the_words_before_it() -> None:
+    # Two words, two of filler, the two words again: in blocks of two, in pure noise, only the first block is uncertain.
+    torch.manual_seed(0)
+    network = FlowNetwork(
+        vocabulary=9, width=32, depth=2, heads=2, condition_width=8, gate_init=1.0,
+        context_free_input=True, neighbours=2, head_init=0.02,
+    )  # fmt: skip
+    generator, schedule = torch.Generator().manual_seed(1), gumbel_for_width(32)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+
+    def batch(num: int) -> torch.Tensor:
+        words = torch.randint(0, 8, (num, 2), generator=generator)
+        return torch.cat([words, torch.full((num, 2), 8), words], 1)
+
+    for step in range(300):
+        draws = RowDraws(range(64 * step, 64 * step + 64))
+        objective, times = Objective("ce", 0.25, block_length=2), training_times(64, seed=step)
+        loss = flow_loss(network, schedule, objective, batch(64), times=times, draws=draws)
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    noisy = schedule.gamma_max
+    found = fixed_noise_report(network.eval(), schedule, [noisy], batch(256), RowDraws(range(256)), block_length=2)
+    assert abs(found[f"ce@{noisy:g}"] - math.log(8) / 3) < 0.1

@@ -22,7 +22,9 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -98,6 +100,9 @@ class ModelConfig(Section):
     """Start the head at this multiple of the token table; 0 is LangFlow's."""
     pool_evidence: bool = False
     """Let a position add the evidence of other positions that hold the same word."""
+    block_length: PositiveInt | None = None
+    """Denoise blocks of up to this many tokens, each after the clean tokens before it; none: the paper's whole
+    sequence."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings that only one method has, handed to its builder, which refuses unknown ones."""
 
@@ -122,6 +127,12 @@ class ModelConfig(Section):
                 f"width / heads = {self.width // self.heads} must be even for the rotary embedding"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_blocks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """No blocks are left out: a configuration written before there were any says the same."""
+        values: dict[str, Any] = write(self)
+        return {name: value for name, value in values.items() if (name, value) != ("block_length", None)}
 
     def start_loc(self) -> float:
         """The Gumbel location to start from."""

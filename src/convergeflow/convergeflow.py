@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from convergeflow.block_sampling import Piece, integrate_blocks, joined, pieces, prompt_length
 from convergeflow.config import SIZES
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_for_width, schedule_from
@@ -51,6 +52,7 @@ class ConvergeFlowConfig(PreTrainedConfig):
         neighbours: int = 0,
         head_init: float = 0.0,
         pool_evidence: bool = False,
+        block_length: int | None = None,
         method: str = "convergeflow",
         **kwargs: Any,
     ) -> None:
@@ -74,6 +76,8 @@ class ConvergeFlowConfig(PreTrainedConfig):
         self.neighbours = neighbours
         self.head_init = head_init
         self.pool_evidence = pool_evidence
+        self.block_length = block_length
+        """Tokens that are denoised together after the clean ones before them; none: the whole sequence, the paper's."""
         self.method = method
         super().__init__(**kwargs)
 
@@ -178,7 +182,11 @@ class ConvergeFlowModel(PreTrainedModel):
     def enter_stage(self, stage: Any) -> None:
         """Objective and trainable parameters of a stage (`config.StageConfig`)."""
         self.objective = Objective(
-            stage.objective, stage.self_condition, stage.position_noise, stage.clean_context
+            stage.objective,
+            stage.self_condition,
+            stage.position_noise,
+            stage.clean_context,
+            self.config.block_length,
         )
         self.requires_grad_(True)
         self.network.embedding.weight.requires_grad_(bool(stage.learn_table))
@@ -210,7 +218,9 @@ class ConvergeFlowModel(PreTrainedModel):
         self.eval()
         try:
             rounded = [round(level, 2) for level in levels]
-            return fixed_noise_report(self.network, self.schedule, rounded, tokens, draws)
+            return fixed_noise_report(
+                self.network, self.schedule, rounded, tokens, draws, self.config.block_length
+            )
         finally:
             self.train(was_training)
 
@@ -251,6 +261,7 @@ class ConvergeFlowModel(PreTrainedModel):
                 f"the starting noise must have shape {(num, length, self.config.width)}, not {tuple(noise.shape)}"
             )
         predictor = self.bind()
+        plan = self.pieces(settings, length, clamp)
         size = batch or default_batch(length, self.config.vocabulary)
         outcomes = []
         for part in batches(num, size):
@@ -262,9 +273,16 @@ class ConvergeFlowModel(PreTrainedModel):
             piece = clamp
             if clamp is not None and clamp.tokens.dim() == 2:
                 piece = Clamp(clamp.tokens[part], clamp.known[part])
-            outcomes.append(
-                integrate(predictor, settings, start, clamp=piece, observe=observe, want_logits=want_logits)
-            )
+            if self.config.block_length is None:
+                outcome = integrate(
+                    predictor, settings, start, clamp=piece, observe=observe, want_logits=want_logits
+                )
+            else:
+                parts = integrate_blocks(
+                    predictor, plan, start, self.config.length, clamp=piece, observe=observe, want_logits=want_logits
+                )
+                outcome = joined(parts, piece)
+            outcomes.append(outcome)
         rules = {
             rule: torch.cat([outcome.decoded.tokens[rule] for outcome in outcomes]).cpu()
             for rule in outcomes[0].decoded.tokens
@@ -282,7 +300,13 @@ class ConvergeFlowModel(PreTrainedModel):
             "length": length,
             "batch": size,
         }
+        if self.config.block_length is not None:
+            described |= {"block_length": self.config.block_length, "num_blocks": len(plan)}
         return Samples(ids, list(seeds), int(calls.max()), described, texts, extras)
+
+    def pieces(self, settings: Settings, length: int, clamp: Clamp | None = None) -> list[Piece]:
+        """The flows that make one sample: the whole sequence, or block after block."""
+        return pieces(settings, length, self.config.block_length, prompt_length(clamp))
 
     def generate(  # type: ignore[override]
         self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any
@@ -341,7 +365,13 @@ class BoundPredictor:
         details: bool = False,
         scores: Tensor | None = None,
         positions: Tensor | None = None,
+        before: Tensor | None = None,
     ) -> Weighted:
+        if before is not None:
+            return self.network.after_clean(
+                self.table[before], x_t, at, condition, table=self.table, details=details, positions=positions,
+                temperature=self.temperature,
+            )  # fmt: skip
         return self.network(
             x_t, at, condition, table=self.table, details=details, scores=scores, positions=positions,
             temperature=self.temperature,
@@ -352,8 +382,11 @@ class BoundPredictor:
             return None  # no kernel, or one whose state changes from pass to pass
         return self.network.scores(x_t, self.table)
 
-    def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
-        return self.network.logits(x_t, at, condition, table=self.table) / self.temperature
+    def logits(
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, before: Tensor | None = None
+    ) -> Tensor:
+        clean = None if before is None else self.table[before]
+        return self.network.logits(x_t, at, condition, table=self.table, clean=clean) / self.temperature
 
 
 AutoConfig.register(ConvergeFlowConfig.model_type, ConvergeFlowConfig)

@@ -7,6 +7,7 @@ them towards easier noise; they follow a regression of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import sample_path, spread
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule
+from convergeflow.model.head import Weighted
 from convergeflow.model.network import FlowNetwork
 from convergeflow.randomness import RowDraws
 from convergeflow.records import Loss
@@ -34,6 +36,9 @@ class Objective:
 
     clean_context: float = 0.0
     """Share of sequences seen as empty slots after clean words (an option; the paper has none)."""
+    block_length: int | None = None
+    """Blocks of up to this many tokens, each on a path of its own after clean words (an option); none: the paper's one
+    path for the whole sequence."""
 
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
@@ -96,12 +101,8 @@ def flow_loss(
         return _mixed_loss(network, schedule, objective, tokens, times, draws, learned)
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)
-    at = noise_levels(schedule, times, draws, tokens.shape[1], objective.position_noise)
-    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
-    x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
-    condition = _self_condition(network, x_t, at, table, objective, draws)
-    weighted = network.predictor == "weighted"
-    prediction = network(x_t, at, condition, table=table, targets=tokens if weighted else None)
+    predict = _predict_whole if objective.block_length is None else _predict_blocks
+    at, prediction = predict(network, schedule, objective, tokens, x_star, table, times, draws)
 
     squared = (x_star - prediction.mu).square().mean(-1)
     weight = spread((1 + at.signal_to_noise).square(), squared)
@@ -115,12 +116,7 @@ def flow_loss(
         raise UserError("the direct predictor cannot be trained with ce; set the stage's objective to mse")
     total = prediction.cross_entropy.mean()
     if learned is not None:
-        gamma, ce = at.gamma, prediction.cross_entropy.mean(-1)
-        if gamma.dim() == 2:
-            # The sampler has one noise level per sequence: the schedule is fitted to sequences that have one, too.
-            uniform = (gamma == gamma[:, :1]).all(-1)
-            gamma, ce = gamma[uniform, 0], ce[uniform.to(ce.device)]
-        fit = learned.fit_loss(gamma, ce)
+        fit = learned.fit_loss(*_fitted(at.gamma, prediction.cross_entropy, objective))
         parts |= {
             "schedule_fit": float(fit.detach()),
             "schedule_loc": learned.loc.item(),
@@ -129,6 +125,90 @@ def flow_loss(
         }
         total = total + fit
     return Loss(total, parts)
+
+
+def _fitted(gamma: Tensor, ce: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Noise levels and cross-entropies as the sampler meets them: that of a block, or of a sequence."""
+    if objective.block_length is not None:
+        return gamma.flatten(), ce.flatten()  # the positions of a block share their level
+    if gamma.dim() == 2:
+        # The sampler has one noise level per sequence: the schedule is fitted to sequences that have one, too.
+        uniform = (gamma == gamma[:, :1]).all(-1)
+        return gamma[uniform, 0], ce.mean(-1)[uniform.to(ce.device)]
+    return gamma, ce.mean(-1)
+
+
+def _predict_whole(
+    network: FlowNetwork,
+    schedule: Schedule,
+    objective: Objective,
+    tokens: Tensor,
+    x_star: Tensor,
+    table: Tensor,
+    times: Tensor,
+    draws: RowDraws,
+) -> tuple[Coefficients, Weighted]:
+    """Noise levels [B] (or [B, L]) and the prediction of whole sequences on the path."""
+    at = noise_levels(schedule, times, draws, tokens.shape[1], objective.position_noise)
+    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+    condition = None
+    if objective.self_condition > 0.0:
+        condition = torch.zeros_like(x_t)
+        if len(active := (draws.uniform() < objective.self_condition).nonzero()[:, 0]):
+            with torch.no_grad():
+                rows = active.to(x_t.device)
+                condition[rows] = network(x_t[rows], at[active], table=table).mu.to(condition.dtype)
+    weighted = network.predictor == "weighted"
+    return at, network(x_t, at, condition, table=table, targets=tokens if weighted else None)
+
+
+STRATUM = (5**0.5 - 1) / 2
+"""Times of a sequence's blocks differ by multiples of the golden ratio: each is uniform, together they are even."""
+
+
+def _predict_blocks(
+    network: FlowNetwork,
+    schedule: Schedule,
+    objective: Objective,
+    tokens: Tensor,
+    x_star: Tensor,
+    table: Tensor,
+    times: Tensor,
+    draws: RowDraws,
+) -> tuple[Coefficients, Weighted]:
+    """Noise levels [B, L] and the prediction of every block after the clean words before it, in one pass.
+
+    A sequence is cut into blocks of one length, a power of two up to the longest: a model that knows shorter blocks too
+    can go on from a prompt of any length.
+    """
+    assert objective.block_length is not None
+    starts = block_starts(draws.uniform(), objective.block_length, tokens.shape[1])
+    at = schedule((times.double().cpu()[:, None] + STRATUM * starts) % 1.0)
+    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+    condition = torch.zeros_like(x_t)
+    if len(active := (draws.uniform() < objective.self_condition).nonzero()[:, 0]):
+        with torch.no_grad():
+            here = active.to(x_t.device)
+            first = network.after_clean(x_star[here], x_t[here], at[active], table=table, starts=starts[active])
+            condition[here] = first.mu.to(condition.dtype)
+    weighted = network.predictor == "weighted"
+    return at, network.after_clean(
+        x_star, x_t, at, condition, table=table, starts=starts, targets=tokens if weighted else None
+    )
+
+
+def block_starts(u: Tensor, longest: int, length: int) -> Tensor:
+    """The first position of each position's block, [B, length]; uniforms u [B] choose among 1, 2, 4, .. `longest`."""
+    sizes = torch.tensor([size for power in range(longest.bit_length()) if (size := 2**power) <= longest])
+    size = sizes[(u * len(sizes)).long().clamp(max=len(sizes) - 1)][:, None]
+    return torch.arange(length) // size * size
+
+
+def even_starts(size: int, shape: Sequence[int]) -> Tensor:
+    """The same for blocks of one size in every sequence, [B, L]."""
+    return (torch.arange(shape[1]) // size * size).expand(*shape)
 
 
 def _mixed_loss(
@@ -177,7 +257,7 @@ def _clean_context_loss(
     x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
     slots = torch.zeros_like(twice, dtype=torch.bool)
     slots[:, length:] = True
-    prediction = network(x_t, at, table=table, targets=twice, positions=slots, paired=True)
+    prediction = network(x_t, at, table=table, targets=twice, positions=slots, paired=torch.arange(length))
     if objective.kind == "mse":
         squared = (x_star[slots] - prediction.mu).square().mean(-1)
         weight = (1 + at.signal_to_noise[:, length:]).square().flatten().to(squared)
@@ -189,40 +269,35 @@ def _clean_context_loss(
     return Loss(total, {"context_ce": float(total.detach())})
 
 
-def _self_condition(
-    network: FlowNetwork, x_t: Tensor, at: Coefficients, table: Tensor, objective: Objective, draws: RowDraws
-) -> Tensor | None:
-    """c = stopgrad(mu(x_t, t, none)) for the drawn examples, which alone are passed; zeros for the others."""
-    if objective.self_condition == 0.0:
-        return None
-    active = (draws.uniform() < objective.self_condition).nonzero()[:, 0]
-    condition = torch.zeros_like(x_t)
-    if len(active):
-        with torch.no_grad():
-            rows = active.to(x_t.device)
-            condition[rows] = network(x_t[rows], at[active], table=table).mu.to(condition.dtype)
-    return condition
-
-
 @torch.no_grad()
 def fixed_noise_report(
-    network: FlowNetwork, schedule: Schedule, gammas: list[float], tokens: Tensor, draws: RowDraws
+    network: FlowNetwork,
+    schedule: Schedule,
+    gammas: list[float],
+    tokens: Tensor,
+    draws: RowDraws,
+    block_length: int | None = None,
 ) -> dict[str, float]:
     """Cross-entropy, squared error and gain over the context-free predictor at fixed noise levels.
 
-    Self-conditioned once. The mean cross-entropy under a learned schedule is about h/2 whatever the model knows; these
-    numbers are not.
+    Self-conditioned once; with a `block_length` in blocks of that many tokens after clean ones. The mean cross-entropy
+    under a learned schedule is about h/2 whatever the model knows; these numbers are not.
     """
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)
     noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    targets = tokens if network.predictor == "weighted" else None
     report: dict[str, float] = {}
     for gamma in gammas:
         at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
         x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
-        first = network(x_t, at, table=table).mu
-        weighted = network.predictor == "weighted"
-        second = network(x_t, at, first, table=table, targets=tokens if weighted else None)
+        if block_length is None:
+            first = network(x_t, at, table=table).mu
+            second = network(x_t, at, first, table=table, targets=targets)
+        else:
+            starts = even_starts(block_length, tokens.shape)
+            first = network.after_clean(x_star, x_t, at, table=table, starts=starts).mu
+            second = network.after_clean(x_star, x_t, at, first, table=table, starts=starts, targets=targets)
         report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())
         if second.cross_entropy is not None:
             ce = float(second.cross_entropy.mean())

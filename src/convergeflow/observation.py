@@ -24,17 +24,20 @@ class Trace:
 
     t: list[float] = field(default_factory=list)
     log_snr: list[float] = field(default_factory=list)
-    _batches: list[dict[str, list[Tensor]]] = field(default_factory=list)
+    _batches: list[list[dict[str, list[Tensor]]]] = field(default_factory=list)
+    """The blocks of each micro-batch; where the flow carries the whole sequence there is one."""
 
     def __call__(self, step: Step) -> None:
-        """Take down one step; a step 0 begins the next micro-batch."""
+        """Take down one step; a step 0 begins the next block, and that of a first block the next micro-batch."""
         if step.index == 0:
-            self._batches.append({"token": [], "nearest": [], "second": [], "weight": []})
-        if len(self._batches) == 1:
+            if step.block == 0:
+                self._batches.append([])
+            self._batches[-1].append({"token": [], "nearest": [], "second": [], "weight": []})
+        if len(self._batches) == 1 and step.block == 0:  # the first block has the most steps
             self.t.append(step.t)
             self.log_snr.append(float(-step.at.gamma[0]))
         distances = step.distances()
-        batch = self._batches[-1]
+        batch = self._batches[-1][-1]
         token = distances.token if step.last.token is None else step.last.token
         weight = torch.full_like(distances.distance, float("nan"))
         if step.last.top_weight is not None:
@@ -64,7 +67,11 @@ class Trace:
         """t and log_snr [steps]; token, nearest, second, weight [steps, samples, positions]."""
         stacked = {
             name: torch.cat(
-                [torch.stack(_padded(batch[name], len(self.t))) for batch in self._batches], dim=1
+                [
+                    torch.cat([torch.stack(_padded(block[name], len(self.t))) for block in batch], dim=2)
+                    for batch in self._batches
+                ],
+                dim=1,
             ).numpy()
             for name in ("token", "nearest", "second", "weight")
         }
@@ -169,6 +176,9 @@ class LiveText:
         if token is None:
             token = step.distances().token
         weight = torch.ones(token.shape) if step.last.top_weight is None else step.last.top_weight.cpu()
+        if step.before is not None:
+            token = torch.cat([step.before, token], 1)
+            weight = torch.cat([torch.ones(step.before.shape), weight], 1)
         text = Text()
         for row in range(min(self.samples, len(token))):
             for ident, sure in zip(token[row].tolist(), weight[row].tolist(), strict=True):

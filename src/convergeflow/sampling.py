@@ -51,7 +51,10 @@ class Predictor(Protocol):
         scores: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Weighted:
-        """The data prediction at state x_t [B, L, d]."""
+        """The data prediction at state x_t [B, L, d].
+
+        One that samples in blocks also takes `before=`, the tokens [B, P] in front of the block x_t; so does `logits`.
+        """
 
     def scores(self, x_t: Tensor) -> Tensor | None:
         """Kernel scores that all passes at x_t share, or None if the network has no use for them."""
@@ -218,6 +221,10 @@ class Step:
     calls: int
     """Network calls so far."""
     table: Tensor
+    before: Tensor | None = None
+    """Tokens in front of the block that this state is, [rows, P]; none: the state is the whole sequence."""
+    block: int = 0
+    """The number of that block."""
 
     def distances(self) -> Nearest:
         """Normalised distances ||x - alpha e_j||/(sigma sqrt d) to the nearest and second-nearest embedding."""
@@ -263,11 +270,12 @@ def integrate(
     clamp: Clamp | None = None,
     observe: Observer | None = None,
     want_logits: bool = False,
+    before: Tensor | None = None,
 ) -> Outcome:
-    """Carry a batch of noise [B, L, d] along the flow and read off tokens."""
+    """Carry a batch of noise [B, L, d] along the flow and read off tokens; `before`: tokens [B, P] in front of it."""
     if want_logits and settings.freeze is not None:
         raise UserError("final logits need every sequence at the last grid point: drop --freeze or --logits")
-    return _Integration(predictor, settings, noise, clamp, observe, want_logits).run()
+    return _Integration(predictor, settings, noise, clamp, observe, want_logits, before).run()
 
 
 class _Integration:
@@ -281,9 +289,11 @@ class _Integration:
         clamp: Clamp | None,
         observe: Observer | None,
         want_logits: bool,
+        before: Tensor | None,
     ) -> None:
         self.predictor = _tempered(predictor, settings.temperature)
         self.settings, self.observe, self.want_logits = settings, observe, want_logits
+        self.before = before
         self.table = predictor.table
         self.plan = settings.plan(predictor.schedule)
         self.details = observe is not None or settings.freeze is not None
@@ -338,7 +348,7 @@ class _Integration:
             self.condition = self._call(x, now, self.condition, details=self.details or final, final=final).mu
             return self.condition.to(x.dtype)
         small = x.shape[0] * x.shape[1] * len(self.table) * 4 <= SHARED_SCORES_BYTES
-        scores = self.predictor.scores(x) if refinements > 0 and small else None
+        scores = self.predictor.scores(x) if refinements > 0 and small and self.before is None else None
         unconditional = self._call(
             x, now, None, scores=scores, details=refinements == 0 and (self.details or final),
             final=final and refinements == 0,
@@ -409,15 +419,21 @@ class _Integration:
         settled = self.settled[rows]
         if bool(settled.any()):
             live = ~settled
-            some = self.predictor(x, now, condition, details=details, scores=scores, positions=live)
+            some = self.predictor(
+                x, now, condition, details=details, scores=scores, positions=live, **self._in_front(rows)
+            )
             out = self._merge(some, live, rows)
         else:
-            out = self.predictor(x, now, condition, details=details, scores=scores)
+            out = self.predictor(x, now, condition, details=details, scores=scores, **self._in_front(rows))
         out = replace(out, mu=self._fill_known(out.mu, part))
         if final and self.want_logits:
-            self.logits = self.predictor.logits(x, now, condition)
+            self.logits = self.predictor.logits(x, now, condition, **self._in_front(rows))
         self.last = out
         return out
+
+    def _in_front(self, rows: Tensor) -> dict[str, Tensor]:
+        """The tokens before the block, for predictors that take them."""
+        return {} if self.before is None else {"before": self.before[rows]}
 
     def _merge(self, part: Weighted, live: Tensor, rows: Tensor) -> Weighted:
         """A record over all positions from one over the live ones."""
@@ -464,6 +480,7 @@ class _Integration:
                 rows=self.rows,
                 calls=int(self.calls.max()),
                 table=self.table,
+                before=None if self.before is None else self.before[self.rows],
             )
         )
 

@@ -42,6 +42,14 @@ def test_bound_of_an_exact_posterior_is_the_entropy(schedule: dict[str, str] | N
     assert found.nats_per_token == pytest.approx(exact, abs=0.006)
 
 
+def test_the_bounds_of_blocks_add_up_to_the_entropy_of_independent_words() -> None:
+    shares = torch.tensor([0.7, 0.3])
+    model = independent_words(shares, block_length=3)
+    tokens = torch.multinomial(shares, 400 * 8, replacement=True).reshape(400, 8)
+    found = bound(model, tokens, draws=64, batch=200)
+    assert found.nats_per_token == pytest.approx(-(shares.log()[tokens]).mean().item(), abs=0.01)
+
+
 def test_a_wrong_prior_costs_its_divergence() -> None:
     shares, believed = torch.tensor([0.7, 0.3]), torch.tensor([0.4, 0.6])
     tokens = torch.multinomial(shares, 400 * 8, replacement=True).reshape(400, 8)

@@ -112,7 +112,7 @@ def test_a_paired_pass_shows_each_noisy_position_itself_and_the_clean_words_befo
     backbone = Backbone(width=width, depth=2, heads=2, condition_width=8, gate_init=1.0).eval().double()
     clean, noisy = torch.randn(1, length, width).double(), torch.randn(1, length, width).double()
     pair = torch.cat([clean, noisy], 1).requires_grad_()
-    out = backbone(pair, torch.zeros(1).double(), paired=True)
+    out = backbone(pair, torch.zeros(1).double(), paired=torch.arange(length))
     for position in range(length):
         (seen,) = torch.autograd.grad(out[0, length + position].square().sum(), pair, retain_graph=True)
         touched = (seen[0].abs().sum(-1) > 0).nonzero()[:, 0].tolist()
@@ -143,7 +143,7 @@ def test_evidence_is_pooled_from_others_and_in_a_pair_from_the_clean_words_befor
     pooling = EvidencePooling(8)
     h = torch.randn(1, 6, 8)
 
-    def sources(paired: bool) -> list[list[int]]:
+    def sources(paired: torch.Tensor | None) -> list[list[int]]:
         values = torch.randn(1, 6, 8, requires_grad=True)
         out = pooling(h, values, paired=paired)
         rows = []
@@ -153,5 +153,6 @@ def test_evidence_is_pooled_from_others_and_in_a_pair_from_the_clean_words_befor
             rows.append((seen[0, :, 0] > 0).nonzero()[:, 0].tolist())
         return rows
 
-    assert sources(paired=False) == [[q for q in range(6) if q != p] for p in range(6)]
-    assert sources(paired=True) == [[], [0], [0, 1], [], [0], [0, 1]]
+    assert sources(None) == [[q for q in range(6) if q != p] for p in range(6)]
+    assert sources(torch.arange(3)) == [[], [0], [0, 1], [], [0], [0, 1]]
+    assert sources(torch.tensor([0, 1, 1])) == [[], [0], [0, 1], [], [0, 5], [0, 4]]

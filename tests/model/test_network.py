@@ -51,7 +51,7 @@ def test_a_pair_reads_the_clean_words_before_it_in_both_copies() -> None:
     read: list[Tensor] = []
     network.backbone.register_forward_hook(lambda module, args, out: read.append(args[0]))
     at = Linear()(torch.full((1, 6), 0.3, dtype=torch.float64))
-    network(x, at, paired=True)
+    network(x, at, paired=torch.arange(3))
     assert network.neighbours is not None
     back = network.neighbours(x[:, :3])
     torch.testing.assert_close(read[0], x + torch.cat([back, back], 1))

@@ -137,7 +137,9 @@ class LangFlowModel(ConvergeFlowModel):
 
     def enter_stage(self, stage: Any) -> None:
         """Cross-entropy, with table and schedule learned, whatever the stage says."""
-        self.objective = Objective("ce", stage.self_condition, stage.position_noise, stage.clean_context)
+        self.objective = Objective(
+            "ce", stage.self_condition, stage.position_noise, stage.clean_context, self.config.block_length
+        )
         self.requires_grad_(True)
         self.fits_schedule = True
 
@@ -168,6 +170,8 @@ class LangFlowModel(ConvergeFlowModel):
         """An upper bound on -log p(tokens) in nats per token, self-conditioned by two passes."""
         if kind not in BOUNDS:
             raise unknown_name("bound", kind, BOUNDS)
+        if self.config.block_length is not None:
+            raise UserError("langflow's own bounds are for whole sequences: use evaluation.likelihood.bound for blocks")
         schedule = self.schedule
         assert isinstance(schedule, Gumbel)
         was_training = self.training

@@ -123,7 +123,7 @@ def generate(
     seeds = range(seed, seed + num)
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
     if rank == 0:
-        note(_describe(loaded, model, num, arguments))
+        note(_describe(loaded, model, num, length, arguments))
     began = time.perf_counter()
 
     def make(group: Any, **more: Any) -> Any:
@@ -153,7 +153,9 @@ def generate(
 
                 observers.append(stack.enter_context(LiveText(loaded.tokenizer, Console(stderr=True))))
             else:
-                total = settings.plan(loaded.schedule).allocation.num_steps * -(-num // size)
+                flows = loaded.pieces(settings, length, clamp)
+                steps = sum(flow.settings.plan(loaded.schedule).allocation.num_steps for flow in flows)
+                total = steps * -(-num // size)
                 bar = stack.enter_context(progress("generating", total))
                 observers.append(lambda step: bar.advance(1, calls=step.calls))
         if observers:
@@ -222,7 +224,7 @@ def _has_accelerator() -> bool:
     return choose_device("auto").device.type != "cpu"
 
 
-def _describe(loaded: Any, model: str, num: int, arguments: dict[str, Any]) -> str:
+def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[str, Any]) -> str:
     settings = arguments.get("settings")
     if settings is None:
         own = ", ".join(
@@ -231,11 +233,13 @@ def _describe(loaded: Any, model: str, num: int, arguments: dict[str, Any]) -> s
         return f"{model} ({loaded.method}): {num} samples, NFE {arguments['nfe']}" + (
             f", {own}" if own else ""
         )
-    shown = settings.plan(loaded.schedule).describe()
+    flows = loaded.pieces(settings, length, arguments.get("clamp"))
+    shown = flows[0].settings.plan(loaded.schedule).describe()
     controls = settings.controls
     refinements = shown["refinements"]
+    blocks = "" if loaded.config.block_length is None else f"{len(flows)} blocks of {loaded.config.block_length} x "
     text = (
-        f"{model}: {num} samples, NFE {settings.nfe} = {shown['num_steps']} steps x (K_i + 1), "
+        f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{shown['num_steps']} steps x (K_i + 1), "
         f"K_i {min(refinements)} to {max(refinements)}"
     )
     if controls.conditions and settings.self_condition == "recursive":

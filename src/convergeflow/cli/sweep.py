@@ -147,7 +147,8 @@ def _plan(
             label = loaded.method if name is None else f"{name} {outer_value}"
             arguments = sample_arguments(loaded, options, own)
             if "settings" in arguments:
-                arguments["settings"].plan(loaded.schedule)
+                for flow in loaded.pieces(arguments["settings"], loaded.config.length):
+                    flow.settings.plan(loaded.schedule)
             points.append((label, value, arguments))
     return points
 

@@ -142,7 +142,8 @@ def _affordable(settings: Settings, model: Any) -> Settings:
     """With as many refinements as the budget of calls allows."""
     while settings.controls.refine > 1:
         try:
-            settings.plan(model.schedule)
+            for flow in model.pieces(settings, model.config.length):
+                flow.settings.plan(model.schedule)
             return settings
         except UserError:
             fewer = settings.controls.refine // 2

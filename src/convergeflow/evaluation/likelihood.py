@@ -6,7 +6,8 @@ The variational diffusion bound of a path in gamma = log(sigma^2/alpha^2), for o
 
 reading the text off the end of the path, following the path, and the prior. It holds for any predictor that looks at z
 alone, so for self-conditioning by a first pass at the same z too, and is tight for the exact posterior. gamma is drawn
-from the schedule's own density mixed with a uniform one: the weights stay bounded where the schedule hardly looks.
+from the schedule's own density mixed with a uniform one: the weights stay bounded where the schedule hardly looks. A
+model of blocks has such a bound for each block given the words before it, and their sum is one for the sequence.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Gumbel, gumbel_for_width
 from convergeflow.model.network import FlowNetwork
+from convergeflow.objective import even_starts
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.records import Bound
 from convergeflow.sampling import batches, default_batch
@@ -100,7 +103,7 @@ def bound(
             rows = range(len(tokens))[part]
             stream = RowDraws([derive_seed(seed, "bound", row) for row in rows])
             here = tokens[part].to(table.device)
-            terms = _Terms(network, schedule.at_gamma, table, here, self_condition)
+            terms = _Terms(network, schedule.at_gamma, table, here, self_condition, model.config.block_length)
             total = terms.reading(low, stream) + terms.prior(high)
             for index in range(draws):
                 gamma, density = proposal.draw((index + stream.uniform()) / draws)
@@ -123,6 +126,8 @@ class _Terms:
     table: Tensor
     tokens: Tensor
     self_condition: bool
+    block_length: int | None
+    """Blocks follow clean words: the terms add up block by block, each a bound given the words before it."""
 
     @property
     def x_star(self) -> Tensor:
@@ -157,8 +162,12 @@ class _Terms:
         return sample_path(x_star, noise.to(x_star.dtype), at).x_t
 
     def _predict(self, x_t: Tensor, at: Coefficients, targets: Tensor | None) -> Any:
-        condition = self.network(x_t, at, table=self.table).mu if self.self_condition else None
-        return self.network(x_t, at, condition, table=self.table, targets=targets)
+        network: Callable[..., Any] = self.network
+        if self.block_length is not None:
+            starts = even_starts(self.block_length, x_t.shape[:2])
+            network = partial(self.network.after_clean, self.x_star, starts=starts)
+        condition = network(x_t, at, table=self.table).mu if self.self_condition else None
+        return network(x_t, at, condition, table=self.table, targets=targets)
 
 
 def bytes_per_token(tokens: Tensor | np.ndarray[Any, Any], tokenizer: Tokenizer) -> float:

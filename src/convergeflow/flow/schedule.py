@@ -50,6 +50,18 @@ class Coefficients:
     def __getitem__(self, index: Any) -> Coefficients:
         return Coefficients(self.alpha[index], self.sigma[index], self.d_alpha[index], self.d_sigma[index])
 
+    def followed_by(self, other: Coefficients) -> Coefficients:
+        """The noise levels of positions [B, L] and of the positions after them."""
+        pairs = ((self.alpha, other.alpha), (self.sigma, other.sigma),
+                 (self.d_alpha, other.d_alpha), (self.d_sigma, other.d_sigma))  # fmt: skip
+        return Coefficients(*(torch.cat(pair, dim=-1) for pair in pairs))
+
+    def wide(self, length: int) -> Coefficients:
+        """The noise level of each row at `length` positions: [B, 1] -> [B, length]."""
+        return Coefficients(
+            *(value.expand(-1, length) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma))
+        )
+
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
         return Coefficients(
@@ -257,3 +269,12 @@ def schedule_from(description: dict[str, Any]) -> Schedule:
 def gumbel_for_width(width: int) -> Gumbel:
     """LangFlow's default moved to another width: norms are sqrt(width), so gamma shifts by its logarithm."""
     return Gumbel(loc=4.723 - math.log(768 / width))
+
+
+def plain_for_width(width: int, rows: int, length: int) -> Coefficients:
+    """A noise level at which words are read without doubt, [rows, length]: where words that are known stand.
+
+    It is the data end of the schedule that training starts from, whatever the schedule has learned since.
+    """
+    start = gumbel_for_width(width)
+    return start.at_gamma(torch.full((rows, length), start.gamma_min, dtype=torch.float64))

@@ -68,19 +68,34 @@ def rotate(x_BHLK: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-@lru_cache(maxsize=16)
-def pair_mask(length: int, device: torch.device) -> Tensor:
-    """Who may look at whom, [2L, 2L], when a clean copy of a sequence is followed by a noisy one.
+def pair_mask(starts: Tensor) -> Tensor:
+    """Who may look at whom when a clean copy of a sequence is followed by a noisy one, [.., 2L, 2L].
 
-    A clean position sees the clean ones up to itself; a noisy one sees itself and the clean ones before it. So every
-    position of one pass is predicted in pure noise from the clean words before it (block diffusion's training pass with
-    blocks of one token).
+    `starts` [.., L] is the first position of the block that each position belongs to. A clean position sees the clean
+    ones up to itself; a noisy one sees the noisy ones of its block and the clean ones before it. So every block of one
+    pass is predicted from the clean words before it (block diffusion's training pass).
     """
-    before = torch.ones(length, length, dtype=torch.bool, device=device).tril(-1)
-    itself = torch.eye(length, dtype=torch.bool, device=device)
-    return torch.cat(
-        [torch.cat([before | itself, torch.zeros_like(itself)], 1), torch.cat([before, itself], 1)], 0
-    )
+    place = torch.arange(starts.shape[-1], device=starts.device)
+    up_to_itself = (place[:, None] >= place).expand(*starts.shape, -1)
+    before, beside = place < starts[..., None], starts[..., None] == starts[..., None, :]
+    clean = torch.cat([up_to_itself, torch.zeros_like(up_to_itself)], -1)
+    return torch.cat([clean, torch.cat([before, beside], -1)], -2)
+
+
+def context_mask(context: int, length: int, device: torch.device) -> Tensor:
+    """Who may look at whom in one sequence, [L, L]: its first `context` positions are clean, the others one block.
+
+    What a block sees is what it sees in a pass under `pair_mask`, and so it is with each clean position.
+    """
+    place = torch.arange(length, device=device)
+    return (place[:, None] >= place) | (place[:, None] >= context)
+
+
+def visible(x_BLD: Tensor, paired: Tensor | None, context: int) -> Tensor | None:
+    """The mask of a pass, or none where every position sees all."""
+    if paired is not None:
+        return pair_mask(paired.to(x_BLD.device))
+    return context_mask(context, x_BLD.shape[1], x_BLD.device) if context else None
 
 
 class Attention(nn.Module):
@@ -92,14 +107,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BLD: Tensor, pair_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x_BLD: Tensor, mask: Tensor | None = None, copies: int = 1) -> Tensor:
+        """`copies` of a sequence, end to end, each count their positions from 0."""
         B, L, D = x_BLD.shape
         q, k, v = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        if pair_mask is None:
-            q, k = rotate(q), rotate(k)
-        else:  # two copies of a sequence, end to end: both count their positions from 0
-            q, k = (rotate(each.unflatten(2, (2, L // 2))).flatten(2, 3) for each in (q, k))
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=pair_mask, is_causal=self.causal)
+        q, k = (rotate(each.unflatten(2, (copies, -1))).flatten(2, 3) for each in (q, k))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(B, L, D))
 
 
@@ -120,10 +133,12 @@ class Block(nn.Module):
         with torch.no_grad():  # order: shift, scale, gate of attention, then of the MLP
             self.modulation.bias.view(6, width)[[2, 5]] = gate_init
 
-    def forward(self, x_BLD: Tensor, condition: Tensor, pair_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BLD: Tensor, condition: Tensor, mask: Tensor | None = None, copies: int = 1
+    ) -> Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
         h = torch.addcmul(shift_a, self.norm_attention(x_BLD), 1 + scale_a)
-        h = functional.dropout(self.attention(h, pair_mask), self.dropout, self.training)
+        h = functional.dropout(self.attention(h, mask, copies), self.dropout, self.training)
         x_BLD = torch.addcmul(x_BLD, gate_a.to(x_BLD.dtype), h.to(x_BLD.dtype))
         h = torch.addcmul(shift_m, self.norm_mlp(x_BLD), 1 + scale_m)
         h = self.mlp_down(functional.gelu(self.mlp_up(h), approximate="tanh"))
@@ -157,18 +172,24 @@ class Backbone(nn.Module):
         self.recompute = False
         """Activation checkpointing: keep only block inputs and compute each block again in the backward pass."""
 
-    def forward(self, x_BLD: Tensor, gamma: Tensor, *, paired: bool = False) -> Tensor:
-        """`paired`: the input is two copies of a sequence, end to end; see `pair_mask`."""
-        mask = pair_mask(x_BLD.shape[1] // 2, x_BLD.device) if paired else None
+    def forward(
+        self, x_BLD: Tensor, gamma: Tensor, *, paired: Tensor | None = None, context: int = 0
+    ) -> Tensor:
+        """`paired`: the input is two copies of a sequence, end to end, with these block starts; see `pair_mask`.
+
+        `context`: that many clean positions come before one block; see `context_mask`.
+        """
+        mask, copies = visible(x_BLD, paired, context), 1 if paired is None else 2
+        mask = None if mask is None else mask.unsqueeze(-3)  # the same for all heads
         with torch.autocast(x_BLD.device.type, enabled=False):  # gamma spans decades; bfloat16 would blur it
             condition = self.noise_level(gamma)
         if condition.dim() == 2:
             condition = condition[:, None]  # one noise level for the whole sequence
         for block in self.blocks:
             if self.recompute and self.training:
-                x_BLD = checkpoint(block, x_BLD, condition, mask, use_reentrant=False)
+                x_BLD = checkpoint(block, x_BLD, condition, mask, copies, use_reentrant=False)
             else:
-                x_BLD = block(x_BLD, condition, mask)
+                x_BLD = block(x_BLD, condition, mask, copies)
         shift, scale = self.modulation_final(condition).chunk(2, dim=-1)
         return torch.addcmul(shift, self.norm_final(x_BLD), 1 + scale)
 
@@ -181,12 +202,24 @@ class Neighbours(nn.Module):
         self.reach = reach
         self.mix = nn.Linear(reach * width, width, bias=False)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, paired: Tensor | None = None) -> Tensor:
+        """With `paired` (block starts) x is two copies: a noisy position has clean ones before its block's start."""
+        if paired is None:
+            return self.mix(torch.cat(self._back(x_BLD), dim=-1))
+        clean, noisy = (self._back(half) for half in x_BLD.chunk(2, 1))
+        place = torch.arange(paired.shape[-1], device=x_BLD.device)
+        starts = paired.to(x_BLD.device)
+        own = [
+            torch.where((place - step >= starts)[..., None], within, before)
+            for step, (within, before) in enumerate(zip(noisy, clean, strict=True), 1)
+        ]
+        return self.mix(torch.cat([torch.cat(clean, -1), torch.cat(own, -1)], 1))
+
+    def _back(self, x_BLD: Tensor) -> list[Tensor]:
+        """What stands 1, 2, .. positions before each; nearest first, so that a longer reach only appends columns."""
         padded = functional.pad(x_BLD, (0, 0, self.reach, 0))
         length = x_BLD.shape[1]
-        # Nearest first, so that a longer reach only appends columns.
-        back = [padded[:, self.reach - step : self.reach - step + length] for step in range(1, self.reach + 1)]
-        return self.mix(torch.cat(back, dim=-1))
+        return [padded[:, self.reach - step : self.reach - step + length] for step in range(1, self.reach + 1)]
 
 
 class EvidencePooling(nn.Module):
@@ -204,12 +237,15 @@ class EvidencePooling(nn.Module):
         self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.offset = nn.Parameter(torch.tensor([self.START]))
 
-    def forward(self, h_BLD: Tensor, values_BLD: Tensor, *, paired: bool = False) -> Tensor:
-        length = h_BLD.shape[1] // 2 if paired else h_BLD.shape[1]
-        q, k = (rotate(each(h_BLD).unflatten(1, (-1, length))).flatten(1, 2) for each in (self.query, self.key))
+    def forward(
+        self, h_BLD: Tensor, values_BLD: Tensor, *, paired: Tensor | None = None, context: int = 0
+    ) -> Tensor:
+        copies = 1 if paired is None else 2
+        q, k = (rotate(each(h_BLD).unflatten(1, (copies, -1))).flatten(1, 2) for each in (self.query, self.key))
         same = torch.sigmoid(q @ k.mT / h_BLD.shape[-1] ** 0.5 + self.offset)
-        itself = torch.eye(h_BLD.shape[1], dtype=torch.bool, device=h_BLD.device)
-        hidden = itself | ~pair_mask(length, h_BLD.device) if paired else itself
+        hidden = torch.eye(h_BLD.shape[1], dtype=torch.bool, device=h_BLD.device)
+        mask = visible(h_BLD, paired, context)
+        hidden = hidden if mask is None else hidden | ~mask
         return same.masked_fill(hidden, 0.0).to(values_BLD.dtype) @ values_BLD
 
 

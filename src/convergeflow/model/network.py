@@ -7,12 +7,15 @@ of nats and bfloat16 would round it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import spread
-from convergeflow.flow.schedule import Coefficients
+from convergeflow.flow.schedule import Coefficients, plain_for_width
 from convergeflow.model.backbone import Backbone, EvidencePooling, Neighbours, SelfConditionedInput
 from convergeflow.model.embedding import TokenTable
 from convergeflow.model.head import Weighted, kernel_scores, logits, weigh
@@ -83,7 +86,14 @@ class FlowNetwork(nn.Module):
     log_unigram: Tensor
 
     def hidden(
-        self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor, *, paired: bool = False
+        self,
+        x: Tensor,
+        at: Coefficients,
+        condition: Tensor | None,
+        table: Tensor,
+        *,
+        paired: Tensor | None = None,
+        context: int = 0,
     ) -> Tensor:
         """The trunk's output, [B, L, width]; x in the network's format."""
         with torch.autocast(x.device.type, enabled=False):
@@ -91,9 +101,8 @@ class FlowNetwork(nn.Module):
             if self.context_free is not None:
                 h = h + self.context_free(self._prediction_at_hand(x, at, condition, table))
             if self.neighbours is not None:
-                # Both copies of a pair have the clean words before them.
-                h = h + (self.neighbours(h.chunk(2, 1)[0]).repeat(1, 2, 1) if paired else self.neighbours(h))
-        return self.backbone(h, at.gamma.to(x.device), paired=paired)
+                h = h + self.neighbours(h, paired)
+        return self.backbone(h, at.gamma.to(x.device), paired=paired, context=context)
 
     def forward(
         self,
@@ -106,7 +115,8 @@ class FlowNetwork(nn.Module):
         details: bool = False,
         scores: Tensor | None = None,
         positions: Tensor | None = None,
-        paired: bool = False,
+        paired: Tensor | None = None,
+        context: int = 0,
         temperature: float = 1.0,
     ) -> Weighted:
         """mu and, on request, what its weights say.
@@ -114,11 +124,12 @@ class FlowNetwork(nn.Module):
         `table` is the normalised table where the caller has it, `scores` the shared kernel scores of this state.
         `details` adds token and top weight; `targets` the cross-entropy. With `positions` (a boolean mask [B, L]) the
         head runs on those alone and the record's tensors are flat over them. `paired`: x_t is a clean copy of each
-        sequence followed by a noisy one (`backbone.pair_mask`). The weights are softmax(logits / `temperature`).
+        sequence followed by a noisy one in blocks with these starts (`backbone.pair_mask`); `context`: the first
+        positions are clean, the others one block after them. The weights are softmax(logits / `temperature`).
         """
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
-        h = self.hidden(x, at, condition, table, paired=paired)
+        h = self.hidden(x, at, condition, table, paired=paired, context=context)
         if self.predictor == "direct":
             if targets is not None:
                 raise UserError(
@@ -129,7 +140,7 @@ class FlowNetwork(nn.Module):
             mu = mu if positions is None else mu[positions]
             return Weighted(mu, log_normaliser=mu.new_zeros(mu.shape[:-1]))
         if self.pooling is not None:
-            x, scores = self._with_pooled_evidence(x, at, h, paired=paired), None
+            x, scores = self._with_pooled_evidence(x, at, h, paired=paired, context=context), None
         kernel = spread(at.kernel, x)[..., 0]
         if positions is not None:
             kernel = kernel.expand(positions.shape)[positions]
@@ -152,23 +163,75 @@ class FlowNetwork(nn.Module):
             scores=scores,
         )
 
+    def after_clean(
+        self,
+        clean: Tensor,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None = None,
+        *,
+        table: Tensor,
+        starts: Tensor | None = None,
+        positions: Tensor | None = None,
+        targets: Tensor | None = None,
+        **options: Any,
+    ) -> Weighted:
+        """The prediction at noisy positions x_t [B, L, d] that follow clean words, [B, P, d] rows of the table.
+
+        With `starts` the words are those of the sequence itself, and each block sees the ones before it; without, all
+        of them come before one block. `positions`, `targets` and `options` are those of `forward`, for x_t alone.
+        """
+        rows, length = x_t.shape[:2]
+        x, levels, condition = _behind(clean, x_t, at, condition)
+        noisy = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        noisy[:, -length:] = True if positions is None else positions
+        found = self(
+            x,
+            levels,
+            condition,
+            table=table,
+            positions=noisy,
+            targets=None if targets is None else functional.pad(targets, (x.shape[1] - length, 0)),
+            paired=starts,
+            context=clean.shape[1] if starts is None else 0,
+            **options,
+        )
+        return found if positions is not None else _unflattened(found, rows, length)
+
     def logits(
-        self, x_t: Tensor, at: Coefficients, condition: Tensor | None = None, *, table: Tensor | None = None
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None = None,
+        *,
+        table: Tensor | None = None,
+        clean: Tensor | None = None,
     ) -> Tensor:
-        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons."""
+        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons; `clean` words may come before."""
         if self.predictor == "direct":
             raise UserError(
                 "the direct predictor has no token logits; decode it with --decode prediction or distance"
             )
         table = self.embedding.rows() if table is None else table
+        context = 0 if clean is None else clean.shape[1]
+        if clean is not None:
+            found = _behind(clean, x_t, at, condition)
+            return self._all_logits(*found, table, context)[:, context:]
+        return self._all_logits(x_t, at, condition, table, 0)
+
+    def _all_logits(
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor, context: int
+    ) -> Tensor:
         x = x_t.to(table.dtype)
-        h = self.hidden(x, at, condition, table)
+        h = self.hidden(x, at, condition, table, context=context)
         if self.pooling is not None:
-            x = self._with_pooled_evidence(x, at, h)
+            x = self._with_pooled_evidence(x, at, h, context=context)
         kernel = spread(at.kernel, x)[..., 0].expand(x.shape[:-1])
         return logits(h, self.head.weight, self.head.bias, x, kernel, table)
 
-    def _with_pooled_evidence(self, x: Tensor, at: Coefficients, h: Tensor, *, paired: bool = False) -> Tensor:
+    def _with_pooled_evidence(
+        self, x: Tensor, at: Coefficients, h: Tensor, *, paired: Tensor | None = None, context: int = 0
+    ) -> Tensor:
         """A state whose kernel scores are those of x plus <y, e_j>, y the pooled evidence of other positions.
 
         Each of those counts with alpha x, which is its kernel times state in noise and stays bounded towards the data:
@@ -176,29 +239,55 @@ class FlowNetwork(nn.Module):
         """
         assert self.pooling is not None
         with torch.autocast(x.device.type, enabled=False):
-            pooled = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired)
+            pooled = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired, context=context)
             return x + pooled / spread(at.kernel, x).clamp_min(1e-4)
 
     def context_free_prediction(
         self, x: Tensor, at: Coefficients, table: Tensor, targets: Tensor | None = None
     ) -> Weighted:
         """The best prediction that looks at its own position alone: unigram prior times Gaussian kernel."""
+        return self._alone(x, spread(at.kernel, x)[..., 0], table, targets)
+
+    @torch.no_grad()
+    def _alone(self, x: Tensor, kernel: Tensor, table: Tensor, targets: Tensor | None = None) -> Weighted:
         nothing = x.new_zeros(*x.shape[:-1], 1)
         no_weight = x.new_zeros(table.shape[0], 1)
-        kernel = spread(at.kernel, x)[..., 0]
-        with torch.no_grad():
-            return weigh(nothing, no_weight, self.log_unigram.to(x.dtype), x, kernel, table, targets=targets)
+        return weigh(nothing, no_weight, self.log_unigram.to(x.dtype), x, kernel, table, targets=targets)
 
     def _prediction_at_hand(
         self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor
     ) -> Tensor:
-        """The earlier prediction where an example has one (none is all zeros), else the context-free one."""
-        given = x.new_zeros(len(x), dtype=torch.bool) if condition is None else condition.flatten(1).any(1)
-        if condition is not None and bool(given.all()):
-            return condition.to(x.dtype)  # as in most passes of a sampler: spares a pass of the head
-        alone = self.context_free_prediction(x, at, table).mu.detach()
-        return alone if condition is None else torch.where(given[:, None, None], condition.to(alone.dtype), alone)
+        """The earlier prediction at positions that have one (none is all zeros), else the context-free one."""
+        if condition is None:
+            return self.context_free_prediction(x, at, table).mu
+        hand, missing = condition.to(x.dtype), ~condition.any(-1)
+        if not bool(missing.any()):
+            return hand  # as in most passes of a sampler: spares a pass of the head
+        kernel = spread(at.kernel, x)[..., 0].expand(missing.shape)[missing]
+        return hand.masked_scatter(missing[..., None], self._alone(x[missing], kernel, table).mu)
 
     def scores(self, x_t: Tensor, table: Tensor) -> Tensor:
         """<x_t, e_j>: what all passes at one state share."""
         return kernel_scores(x_t.to(table.dtype), table)
+
+
+def _behind(
+    clean: Tensor, x_t: Tensor, at: Coefficients, condition: Tensor | None
+) -> tuple[Tensor, Coefficients, Tensor]:
+    """State, noise levels and condition of clean words and of what follows them, in one sequence."""
+    rows, length, width = x_t.shape
+    plain = plain_for_width(width, rows, clean.shape[1])
+    if at.alpha.dim() == 1:
+        at = at[:, None].wide(length)
+    condition = torch.zeros_like(x_t) if condition is None else condition
+    return (
+        torch.cat([spread(plain.alpha, clean) * clean, x_t.to(clean.dtype)], 1),
+        plain.followed_by(at),
+        torch.cat([clean, condition.to(clean.dtype)], 1),  # what is known is its own prediction
+    )
+
+
+def _unflattened(found: Weighted, rows: int, length: int) -> Weighted:
+    """A record over rows and positions from one that is flat over them."""
+    present = {name: value for name, value in vars(found).items() if value is not None}
+    return Weighted(**{name: value.unflatten(0, (rows, length)) for name, value in present.items()})

@@ -67,6 +67,7 @@ def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
         neighbours=wanted.neighbours,
         head_init=wanted.head_init,
         pool_evidence=wanted.pool_evidence,
+        block_length=wanted.block_length,
         method=wanted.method,
     )
     model = kind(described)

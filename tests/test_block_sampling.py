@@ -1,0 +1,176 @@
+"""Block after block: the law of an exact predictor, budgets to the last call, prompts, and training's own pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from convergeflow.block_sampling import integrate_blocks, joined, pieces
+from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.errors import UserError
+from convergeflow.flow.guidance import Controls
+from convergeflow.flow.schedule import Linear
+from convergeflow.model.head import Weighted, weigh
+from convergeflow.observation import Trace
+from convergeflow.randomness import RowDraws
+from convergeflow.sampling import Clamp, Freeze, Settings
+from exact_predictor import ExactPredictor
+
+START = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+NEXT = torch.tensor([[0.1, 0.8, 0.1], [0.6, 0.1, 0.3], [0.25, 0.25, 0.5]], dtype=torch.float64)
+
+
+class ExactChain(ExactPredictor):
+    """The posterior of the next word of a Markov chain, one word a block."""
+
+    def __call__(self, x_t: Tensor, at: Any, condition: Tensor | None, **options: Any) -> Weighted:
+        before: Tensor = options["before"]
+        law = NEXT[before[:, -1]] if before.shape[1] else START.expand(len(x_t), 3)
+        # The head's bias is shared by all rows; a row's own prior enters through one-hot features instead.
+        h = law.log()[:, None]
+        _, _, _, x, kernel = self.parts(x_t, at)
+        return weigh(h, torch.eye(3, dtype=h.dtype), h.new_zeros(3), x, kernel, self.table, token=True, top_weight=True)
+
+
+def test_an_exact_chain_is_sampled_with_its_own_law() -> None:
+    predictor = ExactChain(START, 16, Linear())
+    settings = Settings(nfe=4 * 60, self_condition="none")
+    noise = RowDraws(range(4000)).normal(4, 16, dtype=torch.float64)
+    parts = integrate_blocks(predictor, pieces(settings, 4, 1), noise, window=4)
+    tokens = joined(parts, None).decoded.by("weight")
+    first = torch.bincount(tokens[:, 0], minlength=3) / len(tokens)
+    assert torch.allclose(first.double(), START, atol=0.03)
+    pairs = torch.stack([tokens[:, :-1].flatten(), tokens[:, 1:].flatten()])
+    counts = torch.zeros(3, 3, dtype=torch.float64).index_put_(tuple(pairs), torch.tensor(1.0).double(), True)
+    assert torch.allclose(counts / counts.sum(1, keepdim=True), NEXT, atol=0.03)
+
+
+def block_model(seed: int = 0, **changes: Any) -> ConvergeFlowModel:
+    torch.manual_seed(seed)
+    options = {"vocabulary": 13, "length": 8, "block_length": 4, "context_free_input": True, "neighbours": 2}
+    model = ConvergeFlowModel(ConvergeFlowConfig.of_size("test", **{**options, **changes})).eval()
+    for name, parameter in model.network.named_parameters():
+        if "embedding" not in name:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+@pytest.mark.parametrize("pool_evidence", [False, True])
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_a_block_sees_in_sampling_what_it_saw_in_training(pool_evidence: bool, conditioned: bool) -> None:
+    network = block_model(pool_evidence=pool_evidence).network.double()
+    table = network.embedding.rows()
+    tokens = torch.randint(0, 13, (3, 8))
+    clean, x = table[tokens], torch.randn(3, 8, 32, dtype=torch.float64)
+    at = Linear()(torch.rand(3, 2, dtype=torch.float64).repeat_interleave(4, 1))
+    condition = torch.randn_like(x) if conditioned else None
+    starts = torch.tensor([0, 0, 0, 0, 4, 4, 4, 4]).expand(3, -1)
+    together = network.after_clean(clean, x, at, condition, table=table, starts=starts, targets=tokens)
+    assert together.cross_entropy is not None and together.cross_entropy.shape == (3, 8)
+    for first in (0, 4):
+        span = slice(first, first + 4)
+        given = None if condition is None else condition[:, span]
+        alone = network.after_clean(clean[:, :first], x[:, span], at[:, span], given, table=table)
+        torch.testing.assert_close(alone.mu, together.mu[:, span])
+        logits = network.logits(x[:, span], at[:, span], given, table=table, clean=clean[:, :first])
+        torch.testing.assert_close(logits.softmax(-1) @ table, alone.mu)
+
+
+def test_clean_words_do_not_see_what_follows_them() -> None:
+    network = block_model().network
+    table = network.embedding.rows()
+    x = torch.randn(1, 4, 32)
+    at = Linear()(torch.full((1,), 0.4, dtype=torch.float64))
+    words = table[torch.randint(0, 13, (1, 6))]
+    read: list[Tensor] = []
+    network.backbone.register_forward_hook(lambda module, args, out: read.append(out))
+    network.after_clean(words, x, at, table=table)
+    network.after_clean(words, torch.randn(1, 4, 32), at, table=table)
+    torch.testing.assert_close(read[0][:, :6], read[1][:, :6])
+    assert float((read[0][:, 6:] - read[1][:, 6:]).detach().abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("nfe", [2, 7, 9, 64])
+@pytest.mark.parametrize("self_condition", ["none", "previous"])
+def test_the_budget_is_spent_exactly_and_batches_do_not_matter(nfe: int, self_condition: str) -> None:
+    model = block_model()
+    settings = Settings(nfe=nfe, self_condition=self_condition)
+    together = model.sample(3, 8, seeds=[5, 6, 7], settings=settings)
+    assert together.extras["calls"].tolist() == [nfe] * 3 and together.nfe == nfe
+    assert together.settings["num_blocks"] == 2
+    alone = [model.sample(1, 8, seeds=[seed], settings=settings).ids for seed in (5, 6, 7)]
+    assert torch.equal(together.ids, torch.cat(alone))
+
+
+def test_too_small_a_budget_and_a_prompt_without_room_are_refused() -> None:
+    with pytest.raises(UserError, match="raise --nfe to 16"):
+        pieces(Settings(nfe=8), 64, 4)
+    with pytest.raises(UserError, match="raise --length"):
+        pieces(Settings(nfe=8), 4, 4, known=4)
+
+
+def test_all_controls_and_freezing_act_on_blocks() -> None:
+    model = block_model()
+    settings = Settings(nfe=40, controls=Controls(refine=3, scg=1.5, ug=0.05), temperature=0.7)
+    plain = model.sample(4, 8, seeds=range(4), settings=settings)
+    frozen = model.sample(
+        4, 8, seeds=range(4), settings=Settings(nfe=40, controls=settings.controls, temperature=0.7, freeze=Freeze())
+    )
+    assert frozen.ids.shape == plain.ids.shape == (4, 8)
+    assert float(frozen.extras["calls"].double().mean()) <= 40
+    logits = model.sample(2, 8, seeds=range(2), settings=settings, want_logits=True)
+    assert torch.equal(logits.extras["logits"].argmax(-1), logits.ids)
+
+
+def test_a_prompt_of_any_length_is_the_context_itself() -> None:
+    model = block_model()
+    settings = Settings(nfe=24, self_condition="previous")
+    whole = model.sample(2, 8, seeds=[1, 2], settings=settings)
+    # The first block as a prompt: the second one starts from the same noise and sees the same words.
+    known = torch.zeros(2, 8, dtype=torch.bool)
+    known[:, :4] = True
+    again = model.sample(
+        2, 8, seeds=[1, 2], settings=Settings(nfe=12, self_condition="previous"), clamp=Clamp(whole.ids, known)
+    )
+    assert torch.equal(again.ids, whole.ids)
+    known[:, :5] = True
+    odd = model.sample(2, 8, seeds=[1, 2], settings=settings, clamp=Clamp(whole.ids, known))
+    assert torch.equal(odd.ids[:, :5], whole.ids[:, :5]) and odd.ids.shape == (2, 8)
+    # A gap: the words after it are put along the path of their block, as without blocks.
+    known[:, 2:4] = False
+    gap = model.sample(2, 8, seeds=[1, 2], settings=settings, clamp=Clamp(whole.ids, known))
+    assert torch.equal(gap.ids[known], whole.ids[known])
+
+
+def test_text_goes_on_beyond_the_length_of_training() -> None:
+    model = block_model()
+    settings = Settings(nfe=50, self_condition="previous")
+    long = model.sample(2, 20, seeds=[1, 2], settings=settings)
+    assert long.ids.shape == (2, 20)
+    # Up to the length of training nothing is out of sight: the beginning is that of the short text.
+    noise = torch.randn(2, 20, 32, dtype=torch.float64)
+    long = model.sample(2, 20, seeds=[1, 2], settings=settings, noise=noise)
+    short = model.sample(
+        2, 8, seeds=[1, 2], settings=Settings(nfe=20, self_condition="previous"), noise=noise[:, :8]
+    )
+    assert torch.equal(long.ids[:, :8], short.ids)
+
+
+def test_a_trace_puts_blocks_side_by_side() -> None:
+    trace = Trace()
+    calls: list[int] = []
+
+    def observe(step: Any) -> None:
+        trace(step)
+        calls.append(step.calls)
+
+    made = block_model().sample(
+        3, 8, seeds=range(3), settings=Settings(nfe=11, self_condition="previous"), observe=observe
+    )
+    arrays = trace.arrays()
+    assert arrays["token"].shape == (6, 3, 8) and calls == list(range(1, 12))
+    assert np.array_equal(arrays["token"][-1], made.ids.numpy())
