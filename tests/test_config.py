@@ -10,7 +10,7 @@ from convergeflow.config import RunConfig, StageConfig, from_dict, origins, pars
 from convergeflow.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["test", "stories", "sotu", "owt"])
+@pytest.mark.parametrize("name", ["test", "stories", "sotu", "sotu-blocks", "owt"])
 def test_presets_round_trip(name: str) -> None:
     assert name in presets()
     config = resolve(name)
@@ -35,7 +35,7 @@ def test_owt_is_the_paper() -> None:
     assert config.ema.decay == 0.9999 and not config.ema.warmup
 
 
-@pytest.mark.parametrize("name", ["test", "stories", "sotu"])
+@pytest.mark.parametrize("name", ["test", "stories", "sotu", "sotu-blocks"])
 def test_two_stage_recipe(name: str) -> None:
     *before, first, second = resolve(name).stages
     assert all(stage.objective == "ce" for stage in before), "what comes before belongs to the cross-entropy stage"

@@ -23,29 +23,32 @@ from convergeflow.sampling import Clamp, Outcome, Predictor, Settings, integrate
 
 @dataclass(frozen=True)
 class Piece:
-    """One flow of a sample: positions start to end, made with its share of the network calls."""
+    """One flow of a sample: positions start to end."""
 
     start: int
     end: int
     settings: Settings
+    """With its share of the network calls, not counting the one that reads the tokens before it."""
 
 
 def pieces(settings: Settings, length: int, block_length: int | None, known: int = 0) -> list[Piece]:
     """The flows that make a sample after `known` first tokens; all of them together spend `settings.nfe` calls exactly.
 
-    A call that the number of blocks does not divide goes to the first blocks, whose words all the others follow.
+    One call reads the tokens before a block. What the number of blocks does not divide goes to the first blocks, whose
+    words all the others follow.
     """
     if block_length is None:
         return [Piece(0, length, settings)]
     if known >= length:
         raise UserError(f"all {length} tokens are known: raise --length to go on from them")
     starts = range(known, length, block_length)
-    if settings.nfe < len(starts):
+    reading = len(starts) - (known == 0)
+    if settings.nfe < reading + len(starts):
         raise UserError(
-            f"{len(starts)} blocks of {block_length} tokens need at least one network call each: raise --nfe to "
-            f"{len(starts)} or lower --length"
+            f"{len(starts)} blocks of {block_length} tokens need at least one network call each and {reading} to read "
+            f"what is before them: raise --nfe to {reading + len(starts)} or lower --length"
         )
-    every, first = divmod(settings.nfe, len(starts))
+    every, first = divmod(settings.nfe - reading, len(starts))
     return [
         Piece(start, min(start + block_length, length), replace(settings, nfe=every + (number < first)))
         for number, start in enumerate(starts)

@@ -22,7 +22,7 @@ from convergeflow.config import SIZES
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_for_width, schedule_from
 from convergeflow.model.head import Weighted
-from convergeflow.model.network import FlowNetwork
+from convergeflow.model.network import CleanWords, FlowNetwork
 from convergeflow.objective import LearnedGumbel, Objective, fixed_noise_report, flow_loss
 from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws
@@ -365,17 +365,16 @@ class BoundPredictor:
         details: bool = False,
         scores: Tensor | None = None,
         positions: Tensor | None = None,
-        before: Tensor | None = None,
+        after: CleanWords | None = None,
     ) -> Weighted:
-        if before is not None:
-            return self.network.after_clean(
-                self.table[before], x_t, at, condition, table=self.table, details=details, positions=positions,
-                temperature=self.temperature,
-            )  # fmt: skip
         return self.network(
             x_t, at, condition, table=self.table, details=details, scores=scores, positions=positions,
-            temperature=self.temperature,
+            temperature=self.temperature, after=after,
         )  # fmt: skip
+
+    def remember(self, tokens: Tensor) -> CleanWords:
+        """What a block sees of the tokens [B, P] before it."""
+        return self.network.remember(self.table[tokens], self.table)
 
     def scores(self, x_t: Tensor) -> Tensor | None:
         if self.network.predictor == "direct" or self.network.pooling is not None:
@@ -383,10 +382,9 @@ class BoundPredictor:
         return self.network.scores(x_t, self.table)
 
     def logits(
-        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, before: Tensor | None = None
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, after: CleanWords | None = None
     ) -> Tensor:
-        clean = None if before is None else self.table[before]
-        return self.network.logits(x_t, at, condition, table=self.table, clean=clean) / self.temperature
+        return self.network.logits(x_t, at, condition, table=self.table, after=after) / self.temperature
 
 
 AutoConfig.register(ConvergeFlowConfig.model_type, ConvergeFlowConfig)

@@ -191,10 +191,10 @@ def _predict_blocks(
     if len(active := (draws.uniform() < objective.self_condition).nonzero()[:, 0]):
         with torch.no_grad():
             here = active.to(x_t.device)
-            first = network.after_clean(x_star[here], x_t[here], at[active], table=table, starts=starts[active])
+            first = network.paired(x_star[here], x_t[here], at[active], table=table, starts=starts[active])
             condition[here] = first.mu.to(condition.dtype)
     weighted = network.predictor == "weighted"
-    return at, network.after_clean(
+    return at, network.paired(
         x_star, x_t, at, condition, table=table, starts=starts, targets=tokens if weighted else None
     )
 
@@ -296,8 +296,8 @@ def fixed_noise_report(
             second = network(x_t, at, first, table=table, targets=targets)
         else:
             starts = even_starts(block_length, tokens.shape)
-            first = network.after_clean(x_star, x_t, at, table=table, starts=starts).mu
-            second = network.after_clean(x_star, x_t, at, first, table=table, starts=starts, targets=targets)
+            first = network.paired(x_star, x_t, at, table=table, starts=starts).mu
+            second = network.paired(x_star, x_t, at, first, table=table, starts=starts, targets=targets)
         report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())
         if second.cross_entropy is not None:
             ce = float(second.cross_entropy.mean())

@@ -53,7 +53,8 @@ class Predictor(Protocol):
     ) -> Weighted:
         """The data prediction at state x_t [B, L, d].
 
-        One that samples in blocks also takes `before=`, the tokens [B, P] in front of the block x_t; so does `logits`.
+        One that samples in blocks has `remember`, which reads the tokens [B, P] in front of a block; what it returns
+        is given to each call, and to `logits`, as `after=`, and has `rows` for some sequences of the batch.
         """
 
     def scores(self, x_t: Tensor) -> Tensor | None:
@@ -294,6 +295,7 @@ class _Integration:
         self.predictor = _tempered(predictor, settings.temperature)
         self.settings, self.observe, self.want_logits = settings, observe, want_logits
         self.before = before
+        self.after = None if before is None else predictor.remember(before)  # type: ignore[attr-defined]
         self.table = predictor.table
         self.plan = settings.plan(predictor.schedule)
         self.details = observe is not None or settings.freeze is not None
@@ -301,7 +303,8 @@ class _Integration:
         self.noise = noise.to(dtype)
         self.x = self.noise.clone()
         batch, length = noise.shape[:2]
-        self.calls = torch.zeros(batch, dtype=torch.long)
+        # To read what stands before a block is a pass through the network, too.
+        self.calls = torch.full((batch,), int(before is not None and before.shape[1] > 0))
         self.rows = torch.arange(batch, device=noise.device)
         """Samples still on their way; tensors of the loop hold these rows only."""
         self.clamp = _resolve_clamp(clamp, batch, length, self.table)
@@ -431,9 +434,11 @@ class _Integration:
         self.last = out
         return out
 
-    def _in_front(self, rows: Tensor) -> dict[str, Tensor]:
-        """The tokens before the block, for predictors that take them."""
-        return {} if self.before is None else {"before": self.before[rows]}
+    def _in_front(self, rows: Tensor) -> dict[str, Any]:
+        """What the predictor remembers of the tokens before the block, for those that have any."""
+        if self.after is None:
+            return {}
+        return {"after": self.after if len(rows) == len(self.calls) else self.after.rows(rows)}
 
     def _merge(self, part: Weighted, live: Tensor, rows: Tensor) -> Weighted:
         """A record over all positions from one over the live ones."""

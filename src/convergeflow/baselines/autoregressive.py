@@ -16,20 +16,9 @@ from torch.nn import functional
 from convergeflow.baselines.base import Rival, RivalConfig, Run, Table, register, zero_linear
 from convergeflow.baselines.categorical import draw, nucleus, tempered
 from convergeflow.errors import UserError
-from convergeflow.model.backbone import Norm, _rotation
+from convergeflow.model.backbone import Memory, Norm, rotate
 from convergeflow.randomness import RowDraws
 from convergeflow.records import Bound
-
-Cache = list[tuple[Tensor, Tensor]]
-"""Keys and values [B, H, positions so far, K] of each block."""
-
-
-def rotate_from(x: Tensor, start: int) -> Tensor:
-    """Half-split rotary embedding of positions start, start + 1, ..."""
-    half = x.shape[-1] // 2
-    cos, sin = (part[start:] for part in _rotation(start + x.shape[-2], half, x.device, x.dtype))
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class CausalBlock(nn.Module):
@@ -47,7 +36,7 @@ class CausalBlock(nn.Module):
         qkv = self.qkv(self.norm_attention(x)).view(B, L, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         start = 0 if past is None else past[0].shape[-2]
-        q, k = rotate_from(q, start), rotate_from(k, start)
+        q, k = rotate(q, start), rotate(k, start)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
         # With earlier positions the queries are the last ones; a single query may see every key.
@@ -73,9 +62,9 @@ class CausalNetwork(nn.Module):
         self.norm_final = Norm(config.width)
         self.head = zero_linear(config.width, config.vocabulary)
 
-    def forward(self, tokens: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
+    def forward(self, tokens: Tensor, past: Memory | None = None) -> tuple[Tensor, Memory]:
         x = self.embedding(tokens)
-        cache: Cache = []
+        cache: Memory = []
         for i, block in enumerate(self.blocks):
             x, kept = block(x, None if past is None else past[i])
             cache.append(kept)
@@ -130,7 +119,7 @@ class AutoregressiveModel(Rival):
         if bool((run.known.mask.int().diff(dim=1) > 0).any()):
             raise UserError("the autoregressive model continues a prompt; it cannot fill gaps")
         x = torch.full((run.rows, 1), self.start, device=run.device)
-        past: Cache | None = None
+        past: Memory | None = None
         for i in range(run.length):
             logits, kept = self.network(x[:, -1:] if cache and i else x, past if cache else None)
             past = kept

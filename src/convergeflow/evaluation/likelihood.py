@@ -165,7 +165,7 @@ class _Terms:
         network: Callable[..., Any] = self.network
         if self.block_length is not None:
             starts = even_starts(self.block_length, x_t.shape[:2])
-            network = partial(self.network.after_clean, self.x_star, starts=starts)
+            network = partial(self.network.paired, self.x_star, starts=starts)
         condition = network(x_t, at, table=self.table).mu if self.self_condition else None
         return network(x_t, at, condition, table=self.table, targets=targets)
 

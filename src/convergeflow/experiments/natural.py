@@ -1,6 +1,6 @@
 """The headline on natural text: what `systems` measures, on the State of the Union speeches (Figure 1, Table 1).
 
-Stories are scored exactly but written by a program. At embedded scale this experiment samples the shipped `sotu-small`
+Stories are scored exactly but written by a program. At embedded scale this experiment samples the shipped `sotu-whole`
 and lets SmolLM2 score it, where that is at hand; other systems are the models named `rival-NAME` in the workspace that
 have its vocabulary. At the other scales the corpus is the scale's own.
 """
@@ -18,7 +18,7 @@ from convergeflow.experiments.scale import LANGUAGE_SCALES, Scale
 from convergeflow.experiments.verdict import Judgement, below, exactly, not_testable
 from convergeflow.experiments.workspace import Workspace
 
-MODEL = "sotu-small"
+MODEL = "sotu-whole"
 
 
 def spoken(scale: Scale) -> Scale:

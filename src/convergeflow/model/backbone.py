@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +61,12 @@ def _rotation(length: int, half: int, device: torch.device, dtype: torch.dtype) 
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def rotate(x_BHLK: Tensor) -> Tensor:
-    """Rotary position embedding, half-split: pairs are (k, k + K/2)."""
+def rotate(x_BHLK: Tensor, start: int = 0) -> Tensor:
+    """Rotary embedding of positions start, start + 1, ..., half-split: pairs are (k, k + K/2)."""
     half = x_BHLK.shape[-1] // 2
-    cos, sin = _rotation(x_BHLK.shape[-2], half, x_BHLK.device, x_BHLK.dtype)
+    cos, sin = (
+        part[start:] for part in _rotation(start + x_BHLK.shape[-2], half, x_BHLK.device, x_BHLK.dtype)
+    )
     first, second = x_BHLK[..., :half], x_BHLK[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
@@ -82,20 +85,8 @@ def pair_mask(starts: Tensor) -> Tensor:
     return torch.cat([clean, torch.cat([before, beside], -1)], -2)
 
 
-def context_mask(context: int, length: int, device: torch.device) -> Tensor:
-    """Who may look at whom in one sequence, [L, L]: its first `context` positions are clean, the others one block.
-
-    What a block sees is what it sees in a pass under `pair_mask`, and so it is with each clean position.
-    """
-    place = torch.arange(length, device=device)
-    return (place[:, None] >= place) | (place[:, None] >= context)
-
-
-def visible(x_BLD: Tensor, paired: Tensor | None, context: int) -> Tensor | None:
-    """The mask of a pass, or none where every position sees all."""
-    if paired is not None:
-        return pair_mask(paired.to(x_BLD.device))
-    return context_mask(context, x_BLD.shape[1], x_BLD.device) if context else None
+Memory = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, H, P, K] of each block at P clean positions: they see nothing that follows, so they stay."""
 
 
 class Attention(nn.Module):
@@ -107,11 +98,23 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BLD: Tensor, mask: Tensor | None = None, copies: int = 1) -> Tensor:
-        """`copies` of a sequence, end to end, each count their positions from 0."""
+    def forward(
+        self,
+        x_BLD: Tensor,
+        mask: Tensor | None = None,
+        copies: int = 1,
+        past: tuple[Tensor, Tensor] | None = None,
+        keep: Memory | None = None,
+    ) -> Tensor:
+        """`copies` of a sequence, end to end, each count their positions from 0; those after a `past` go on from it."""
         B, L, D = x_BLD.shape
         q, k, v = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = (rotate(each.unflatten(2, (copies, -1))).flatten(2, 3) for each in (q, k))
+        start = 0 if past is None else past[0].shape[-2]
+        q, k = (rotate(each.unflatten(2, (copies, -1)), start).flatten(2, 3) for each in (q, k))
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
+        if keep is not None:
+            keep.append((k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(B, L, D))
 
@@ -133,12 +136,11 @@ class Block(nn.Module):
         with torch.no_grad():  # order: shift, scale, gate of attention, then of the MLP
             self.modulation.bias.view(6, width)[[2, 5]] = gate_init
 
-    def forward(
-        self, x_BLD: Tensor, condition: Tensor, mask: Tensor | None = None, copies: int = 1
-    ) -> Tensor:
+    def forward(self, x_BLD: Tensor, condition: Tensor, *attention: Any) -> Tensor:
+        """`attention`: what `Attention` takes besides."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
         h = torch.addcmul(shift_a, self.norm_attention(x_BLD), 1 + scale_a)
-        h = functional.dropout(self.attention(h, mask, copies), self.dropout, self.training)
+        h = functional.dropout(self.attention(h, *attention), self.dropout, self.training)
         x_BLD = torch.addcmul(x_BLD, gate_a.to(x_BLD.dtype), h.to(x_BLD.dtype))
         h = torch.addcmul(shift_m, self.norm_mlp(x_BLD), 1 + scale_m)
         h = self.mlp_down(functional.gelu(self.mlp_up(h), approximate="tanh"))
@@ -173,23 +175,34 @@ class Backbone(nn.Module):
         """Activation checkpointing: keep only block inputs and compute each block again in the backward pass."""
 
     def forward(
-        self, x_BLD: Tensor, gamma: Tensor, *, paired: Tensor | None = None, context: int = 0
+        self,
+        x_BLD: Tensor,
+        gamma: Tensor,
+        *,
+        paired: Tensor | None = None,
+        past: Memory | None = None,
+        keep: Memory | None = None,
     ) -> Tensor:
         """`paired`: the input is two copies of a sequence, end to end, with these block starts; see `pair_mask`.
 
-        `context`: that many clean positions come before one block; see `context_mask`.
+        `past`: it follows clean positions, whose keys and values these are. `keep` (an empty list): it is such clean
+        positions, each of which sees those up to itself, and theirs are put there.
         """
-        mask, copies = visible(x_BLD, paired, context), 1 if paired is None else 2
-        mask = None if mask is None else mask.unsqueeze(-3)  # the same for all heads
+        mask, copies = None, 1
+        if paired is not None:
+            mask, copies = pair_mask(paired.to(x_BLD.device)).unsqueeze(-3), 2  # the same for all heads
+        elif keep is not None:
+            mask = torch.ones(x_BLD.shape[1], x_BLD.shape[1], dtype=torch.bool, device=x_BLD.device).tril()
         with torch.autocast(x_BLD.device.type, enabled=False):  # gamma spans decades; bfloat16 would blur it
             condition = self.noise_level(gamma)
         if condition.dim() == 2:
             condition = condition[:, None]  # one noise level for the whole sequence
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            attention = (mask, copies, None if past is None else past[number], keep)
             if self.recompute and self.training:
-                x_BLD = checkpoint(block, x_BLD, condition, mask, copies, use_reentrant=False)
+                x_BLD = checkpoint(block, x_BLD, condition, *attention, use_reentrant=False)
             else:
-                x_BLD = block(x_BLD, condition, mask, copies)
+                x_BLD = block(x_BLD, condition, *attention)
         shift, scale = self.modulation_final(condition).chunk(2, dim=-1)
         return torch.addcmul(shift, self.norm_final(x_BLD), 1 + scale)
 
@@ -202,8 +215,13 @@ class Neighbours(nn.Module):
         self.reach = reach
         self.mix = nn.Linear(reach * width, width, bias=False)
 
-    def forward(self, x_BLD: Tensor, paired: Tensor | None = None) -> Tensor:
-        """With `paired` (block starts) x is two copies: a noisy position has clean ones before its block's start."""
+    def forward(self, x_BLD: Tensor, paired: Tensor | None = None, past: Tensor | None = None) -> Tensor:
+        """With `paired` (block starts) x is two copies: a noisy position has clean ones before its block's start.
+
+        `past` [B, P, D] are the inputs before x.
+        """
+        if past is not None:
+            return self(torch.cat([past, x_BLD], 1))[:, past.shape[1] :]
         if paired is None:
             return self.mix(torch.cat(self._back(x_BLD), dim=-1))
         clean, noisy = (self._back(half) for half in x_BLD.chunk(2, 1))
@@ -238,14 +256,24 @@ class EvidencePooling(nn.Module):
         self.offset = nn.Parameter(torch.tensor([self.START]))
 
     def forward(
-        self, h_BLD: Tensor, values_BLD: Tensor, *, paired: Tensor | None = None, context: int = 0
+        self,
+        h_BLD: Tensor,
+        values_BLD: Tensor,
+        *,
+        paired: Tensor | None = None,
+        past: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
+        """`paired` as in `Backbone`; `past`: h and values of clean positions before these."""
+        if past is not None:
+            count = past[0].shape[1]
+            h_BLD, values_BLD = torch.cat([past[0], h_BLD], 1), torch.cat([past[1], values_BLD], 1)
+            return self(h_BLD, values_BLD)[:, count:]
         copies = 1 if paired is None else 2
         q, k = (rotate(each(h_BLD).unflatten(1, (copies, -1))).flatten(1, 2) for each in (self.query, self.key))
         same = torch.sigmoid(q @ k.mT / h_BLD.shape[-1] ** 0.5 + self.offset)
         hidden = torch.eye(h_BLD.shape[1], dtype=torch.bool, device=h_BLD.device)
-        mask = visible(h_BLD, paired, context)
-        hidden = hidden if mask is None else hidden | ~mask
+        if paired is not None:
+            hidden = hidden | ~pair_mask(paired.to(h_BLD.device))
         return same.masked_fill(hidden, 0.0).to(values_BLD.dtype) @ values_BLD
 
 

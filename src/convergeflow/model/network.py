@@ -7,20 +7,35 @@ of nats and bfloat16 would round it.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients, plain_for_width
-from convergeflow.model.backbone import Backbone, EvidencePooling, Neighbours, SelfConditionedInput
+from convergeflow.model.backbone import Backbone, EvidencePooling, Memory, Neighbours, SelfConditionedInput
 from convergeflow.model.embedding import TokenTable
 from convergeflow.model.head import Weighted, kernel_scores, logits, weigh
 
 PREDICTORS = ("weighted", "direct")
+
+
+@dataclass(frozen=True)
+class CleanWords:
+    """What a network keeps of clean words for the block that follows them (`FlowNetwork.remember`)."""
+
+    inputs: Tensor
+    """The trunk's inputs at the last of them, as many as `neighbours` reaches back."""
+    past: Memory
+    evidence: tuple[Tensor, Tensor] | None
+    """What `pool_evidence` reads of them: hidden states and values."""
+
+    def rows(self, index: Tensor) -> CleanWords:
+        """The same for some sequences of the batch."""
+        evidence = None if self.evidence is None else (self.evidence[0][index], self.evidence[1][index])
+        return CleanWords(self.inputs[index], [(k[index], v[index]) for k, v in self.past], evidence)
 
 
 class FlowNetwork(nn.Module):
@@ -93,16 +108,21 @@ class FlowNetwork(nn.Module):
         table: Tensor,
         *,
         paired: Tensor | None = None,
-        context: int = 0,
+        after: CleanWords | None = None,
     ) -> Tensor:
         """The trunk's output, [B, L, width]; x in the network's format."""
+        h = self._inputs(x, at, condition, table)
+        if self.neighbours is not None:
+            with torch.autocast(x.device.type, enabled=False):
+                h = h + self.neighbours(h, paired, None if after is None else after.inputs)
+        return self.backbone(h, at.gamma.to(x.device), paired=paired, past=None if after is None else after.past)
+
+    def _inputs(self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             h = self.condition_input(x if self.context_free is None else spread(at.alpha, x) * x, condition)
             if self.context_free is not None:
                 h = h + self.context_free(self._prediction_at_hand(x, at, condition, table))
-            if self.neighbours is not None:
-                h = h + self.neighbours(h, paired)
-        return self.backbone(h, at.gamma.to(x.device), paired=paired, context=context)
+        return h
 
     def forward(
         self,
@@ -116,7 +136,7 @@ class FlowNetwork(nn.Module):
         scores: Tensor | None = None,
         positions: Tensor | None = None,
         paired: Tensor | None = None,
-        context: int = 0,
+        after: CleanWords | None = None,
         temperature: float = 1.0,
     ) -> Weighted:
         """mu and, on request, what its weights say.
@@ -124,12 +144,12 @@ class FlowNetwork(nn.Module):
         `table` is the normalised table where the caller has it, `scores` the shared kernel scores of this state.
         `details` adds token and top weight; `targets` the cross-entropy. With `positions` (a boolean mask [B, L]) the
         head runs on those alone and the record's tensors are flat over them. `paired`: x_t is a clean copy of each
-        sequence followed by a noisy one in blocks with these starts (`backbone.pair_mask`); `context`: the first
-        positions are clean, the others one block after them. The weights are softmax(logits / `temperature`).
+        sequence followed by a noisy one in blocks with these starts (`backbone.pair_mask`); `after`: x_t is a block
+        that follows clean words. The weights are softmax(logits / `temperature`).
         """
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
-        h = self.hidden(x, at, condition, table, paired=paired, context=context)
+        h = self.hidden(x, at, condition, table, paired=paired, after=after)
         if self.predictor == "direct":
             if targets is not None:
                 raise UserError(
@@ -140,7 +160,7 @@ class FlowNetwork(nn.Module):
             mu = mu if positions is None else mu[positions]
             return Weighted(mu, log_normaliser=mu.new_zeros(mu.shape[:-1]))
         if self.pooling is not None:
-            x, scores = self._with_pooled_evidence(x, at, h, paired=paired, context=context), None
+            x, scores = self._with_pooled_evidence(x, at, h, paired=paired, after=after), None
         kernel = spread(at.kernel, x)[..., 0]
         if positions is not None:
             kernel = kernel.expand(positions.shape)[positions]
@@ -163,7 +183,7 @@ class FlowNetwork(nn.Module):
             scores=scores,
         )
 
-    def after_clean(
+    def paired(
         self,
         clean: Tensor,
         x_t: Tensor,
@@ -171,32 +191,44 @@ class FlowNetwork(nn.Module):
         condition: Tensor | None = None,
         *,
         table: Tensor,
-        starts: Tensor | None = None,
-        positions: Tensor | None = None,
+        starts: Tensor,
         targets: Tensor | None = None,
-        **options: Any,
     ) -> Weighted:
-        """The prediction at noisy positions x_t [B, L, d] that follow clean words, [B, P, d] rows of the table.
+        """The prediction of every block of x_t [B, L, d] after the clean words before it, in one pass.
 
-        With `starts` the words are those of the sequence itself, and each block sees the ones before it; without, all
-        of them come before one block. `positions`, `targets` and `options` are those of `forward`, for x_t alone.
+        `clean` [B, L, d] are the sequence's own rows of the table, `starts` [B, L] the first position of each block.
         """
-        rows, length = x_t.shape[:2]
-        x, levels, condition = _behind(clean, x_t, at, condition)
-        noisy = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-        noisy[:, -length:] = True if positions is None else positions
+        rows, length, width = x_t.shape
+        plain = plain_for_width(width, rows, length)
+        if at.alpha.dim() == 1:
+            at = at[:, None].wide(length)
+        condition = torch.zeros_like(x_t) if condition is None else condition
+        noisy = torch.ones(rows, 2 * length, dtype=torch.bool, device=x_t.device)
+        noisy[:, :length] = False
         found = self(
-            x,
-            levels,
-            condition,
+            torch.cat([spread(plain.alpha, clean) * clean, x_t.to(clean.dtype)], 1),
+            plain.followed_by(at),
+            torch.cat([clean, condition.to(clean.dtype)], 1),  # what is known is its own prediction
             table=table,
             positions=noisy,
-            targets=None if targets is None else functional.pad(targets, (x.shape[1] - length, 0)),
+            targets=None if targets is None else targets.repeat(1, 2),
             paired=starts,
-            context=clean.shape[1] if starts is None else 0,
-            **options,
         )
-        return found if positions is not None else _unflattened(found, rows, length)
+        present = {name: value for name, value in vars(found).items() if value is not None}
+        return Weighted(**{name: value.unflatten(0, (rows, length)) for name, value in present.items()})
+
+    def remember(self, clean: Tensor, table: Tensor) -> CleanWords:
+        """What a block sees of the clean words [B, P, d] before it: computed once, whatever follows."""
+        plain = plain_for_width(clean.shape[-1], *clean.shape[:2])
+        x, past = spread(plain.alpha, clean) * clean, Memory()
+        inputs = self._inputs(x, plain, clean, table)
+        with torch.autocast(x.device.type, enabled=False):
+            h = inputs if self.neighbours is None else inputs + self.neighbours(inputs)
+        h = self.backbone(h, plain.gamma.to(x.device), keep=past)
+        values = spread(plain.alpha, x) * x
+        evidence = None if self.pooling is None else (h.to(x.dtype), values)
+        reach = 0 if self.neighbours is None else min(self.neighbours.reach, inputs.shape[1])
+        return CleanWords(inputs[:, inputs.shape[1] - reach :], past, evidence)
 
     def logits(
         self,
@@ -205,32 +237,29 @@ class FlowNetwork(nn.Module):
         condition: Tensor | None = None,
         *,
         table: Tensor | None = None,
-        clean: Tensor | None = None,
+        after: CleanWords | None = None,
     ) -> Tensor:
-        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons; `clean` words may come before."""
+        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons."""
         if self.predictor == "direct":
             raise UserError(
                 "the direct predictor has no token logits; decode it with --decode prediction or distance"
             )
         table = self.embedding.rows() if table is None else table
-        context = 0 if clean is None else clean.shape[1]
-        if clean is not None:
-            found = _behind(clean, x_t, at, condition)
-            return self._all_logits(*found, table, context)[:, context:]
-        return self._all_logits(x_t, at, condition, table, 0)
-
-    def _all_logits(
-        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor, context: int
-    ) -> Tensor:
         x = x_t.to(table.dtype)
-        h = self.hidden(x, at, condition, table, context=context)
+        h = self.hidden(x, at, condition, table, after=after)
         if self.pooling is not None:
-            x = self._with_pooled_evidence(x, at, h, context=context)
+            x = self._with_pooled_evidence(x, at, h, after=after)
         kernel = spread(at.kernel, x)[..., 0].expand(x.shape[:-1])
         return logits(h, self.head.weight, self.head.bias, x, kernel, table)
 
     def _with_pooled_evidence(
-        self, x: Tensor, at: Coefficients, h: Tensor, *, paired: Tensor | None = None, context: int = 0
+        self,
+        x: Tensor,
+        at: Coefficients,
+        h: Tensor,
+        *,
+        paired: Tensor | None = None,
+        after: CleanWords | None = None,
     ) -> Tensor:
         """A state whose kernel scores are those of x plus <y, e_j>, y the pooled evidence of other positions.
 
@@ -239,7 +268,8 @@ class FlowNetwork(nn.Module):
         """
         assert self.pooling is not None
         with torch.autocast(x.device.type, enabled=False):
-            pooled = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired, context=context)
+            past = None if after is None else after.evidence
+            pooled = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired, past=past)
             return x + pooled / spread(at.kernel, x).clamp_min(1e-4)
 
     def context_free_prediction(
@@ -269,25 +299,3 @@ class FlowNetwork(nn.Module):
     def scores(self, x_t: Tensor, table: Tensor) -> Tensor:
         """<x_t, e_j>: what all passes at one state share."""
         return kernel_scores(x_t.to(table.dtype), table)
-
-
-def _behind(
-    clean: Tensor, x_t: Tensor, at: Coefficients, condition: Tensor | None
-) -> tuple[Tensor, Coefficients, Tensor]:
-    """State, noise levels and condition of clean words and of what follows them, in one sequence."""
-    rows, length, width = x_t.shape
-    plain = plain_for_width(width, rows, clean.shape[1])
-    if at.alpha.dim() == 1:
-        at = at[:, None].wide(length)
-    condition = torch.zeros_like(x_t) if condition is None else condition
-    return (
-        torch.cat([spread(plain.alpha, clean) * clean, x_t.to(clean.dtype)], 1),
-        plain.followed_by(at),
-        torch.cat([clean, condition.to(clean.dtype)], 1),  # what is known is its own prediction
-    )
-
-
-def _unflattened(found: Weighted, rows: int, length: int) -> Weighted:
-    """A record over rows and positions from one that is flat over them."""
-    present = {name: value for name, value in vars(found).items() if value is not None}
-    return Weighted(**{name: value.unflatten(0, (rows, length)) for name, value in present.items()})
