@@ -103,8 +103,20 @@ def test_the_budget_is_spent_exactly_and_batches_do_not_matter(nfe: int, self_co
 def test_too_small_a_budget_and_a_prompt_without_room_are_refused() -> None:
     with pytest.raises(UserError, match="raise --nfe to 31"):
         pieces(Settings(nfe=30), 64, 4)
+    with pytest.raises(UserError, match="blocks of up to 4"):
+        pieces(Settings(block=8), 64, 4)
+    with pytest.raises(UserError, match="all tokens at once"):
+        pieces(Settings(block=8), 64, None)
     with pytest.raises(UserError, match="raise --length"):
         pieces(Settings(nfe=8), 4, 4, known=4)
+
+
+def test_shorter_blocks_than_the_longest_can_be_chosen() -> None:
+    settings = Settings(nfe=31, self_condition="previous", block=2)
+    made = block_model().sample(2, 8, seeds=[1, 2], settings=settings)
+    assert (made.settings["block_length"], made.settings["num_blocks"]) == (2, 4)
+    # A model that has learned blocks of two only makes the same: the length of training is no part of the network.
+    assert torch.equal(made.ids, block_model(block_length=2).sample(2, 8, seeds=[1, 2], settings=settings).ids)
 
 
 def test_all_controls_and_freezing_act_on_blocks() -> None:

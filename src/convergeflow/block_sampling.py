@@ -31,14 +31,20 @@ class Piece:
     """With its share of the network calls, not counting the one that reads the tokens before it."""
 
 
-def pieces(settings: Settings, length: int, block_length: int | None, known: int = 0) -> list[Piece]:
+def pieces(settings: Settings, length: int, longest: int | None, known: int = 0) -> list[Piece]:
     """The flows that make a sample after `known` first tokens; all of them together spend `settings.nfe` calls exactly.
 
     One call reads the tokens before a block. What the number of blocks does not divide goes to the first blocks, whose
-    words all the others follow.
+    words all the others follow. `longest` is the longest block that the model has learned, or none if its flow carries
+    the whole sequence.
     """
-    if block_length is None:
+    if longest is None:
+        if settings.block is not None:
+            raise UserError("--block is for models of blocks (sotu-small): this one's flow has all tokens at once")
         return [Piece(0, length, settings)]
+    block_length = settings.block or longest
+    if block_length > longest:
+        raise UserError(f"--block {block_length}: this model has learned blocks of up to {longest} tokens")
     if known >= length:
         raise UserError(f"all {length} tokens are known: raise --length to go on from them")
     starts = range(known, length, block_length)
@@ -46,7 +52,7 @@ def pieces(settings: Settings, length: int, block_length: int | None, known: int
     if settings.nfe < reading + len(starts):
         raise UserError(
             f"{len(starts)} blocks of {block_length} tokens need at least one network call each and {reading} to read "
-            f"what is before them: raise --nfe to {reading + len(starts)} or lower --length"
+            f"what is before them: raise --nfe to {reading + len(starts)}, or --block if it is below {longest}"
         )
     every, first = divmod(settings.nfe - reading, len(starts))
     return [

@@ -53,6 +53,7 @@ class ConvergeFlowConfig(PreTrainedConfig):
         head_init: float = 0.0,
         pool_evidence: bool = False,
         block_length: int | None = None,
+        preset: str | None = None,
         method: str = "convergeflow",
         **kwargs: Any,
     ) -> None:
@@ -78,6 +79,8 @@ class ConvergeFlowConfig(PreTrainedConfig):
         self.pool_evidence = pool_evidence
         self.block_length = block_length
         """Tokens that are denoised together after the clean ones before them; none: the whole sequence, the paper's."""
+        self.preset = preset
+        """The sampling preset that the commands take for this model where the user names none."""
         self.method = method
         super().__init__(**kwargs)
 
@@ -301,7 +304,7 @@ class ConvergeFlowModel(PreTrainedModel):
             "batch": size,
         }
         if self.config.block_length is not None:
-            described |= {"block_length": self.config.block_length, "num_blocks": len(plan)}
+            described |= {"block_length": settings.block or self.config.block_length, "num_blocks": len(plan)}
         return Samples(ids, list(seeds), int(calls.max()), described, texts, extras)
 
     def pieces(self, settings: Settings, length: int, clamp: Clamp | None = None) -> list[Piece]:

@@ -101,6 +101,8 @@ class Settings:
     freeze: Freeze | None = None
     temperature: float = 1.0
     """Of the weights, kernel included: w^(1/T), normalised again. Not the paper's, whose samplers have 1."""
+    block: int | None = None
+    """Tokens per block, for a model of blocks; none: its longest."""
 
     def __post_init__(self) -> None:
         if self.self_condition not in SELF_CONDITIONS:
@@ -116,6 +118,8 @@ class Settings:
             )
         if not 0.0 < self.temperature < math.inf:
             raise UserError(f"--temperature must be a positive number, not {self.temperature}; 1 changes nothing")
+        if self.block is not None and self.block < 1:
+            raise UserError(f"--block must be at least 1, not {self.block}")
         if not isinstance(self.grid, str):
             check_grid(torch.tensor(self.grid))
 
@@ -135,10 +139,12 @@ class Settings:
         return Plan(allocation, points, w_scg.tolist(), w_ug.tolist(), solver)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON values; a temperature of 1, which is none, is left out."""
+        """As JSON values; a temperature of 1, which is none, and no choice of a block are left out."""
         values = asdict(self)
         if self.temperature == 1.0:
             del values["temperature"]
+        if self.block is None:
+            del values["block"]
         return values
 
 

@@ -237,7 +237,8 @@ def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[st
     shown = flows[0].settings.plan(loaded.schedule).describe()
     controls = settings.controls
     refinements = shown["refinements"]
-    blocks = "" if loaded.config.block_length is None else f"{len(flows)} blocks of {loaded.config.block_length} x "
+    size = settings.block or loaded.config.block_length
+    blocks = "" if size is None else f"{len(flows)} blocks of {size} x "
     text = (
         f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{shown['num_steps']} steps x (K_i + 1), "
         f"K_i {min(refinements)} to {max(refinements)}"

@@ -30,7 +30,8 @@ class SamplingOptions:
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Named settings of the paper, rescaled to this model: see `convergeflow list presets`."
+            help="Named settings of the paper, rescaled to this model: see `convergeflow list presets`. [default: the "
+            "model's own, if it has one]"
         ),
     ] = None
     nfe: Annotated[
@@ -81,6 +82,10 @@ class SamplingOptions:
             help="Below 1 sharpens the weights at every call, w^(1/T): fewer errors, less variety. [default: 1]"
         ),
     ] = None
+    block: Annotated[
+        int | None,
+        typer.Option(help="Tokens that are denoised together, for a model of blocks. [default: the model's longest]"),
+    ] = None
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Stop computing positions and sequences that have converged.")
     ] = False
@@ -97,14 +102,15 @@ class SamplingOptions:
         ),
     ] = None
 
-    def settings(self, schedule: Schedule) -> Settings:
-        """Checked settings for a model with this schedule."""
+    def settings(self, schedule: Schedule, default: str | None = None) -> Settings:
+        """Checked settings for a model with this schedule and, if it has one, a preset of its own."""
         from dataclasses import replace
 
         from convergeflow.flow.guidance import Controls
         from convergeflow.sampling import Freeze, Settings, preset_for
 
-        base = Settings() if self.preset is None else preset_for(self.preset, schedule, nfe=self.nfe)
+        preset = self.preset or default
+        base = Settings() if preset is None else preset_for(preset, schedule, nfe=self.nfe)
         controls = base.controls
         if self.schedule is not None:
             changes: dict[str, Any] = dict.fromkeys(
@@ -128,7 +134,7 @@ class SamplingOptions:
         freeze = Freeze(**chosen) if self.freeze else base.freeze
         plain = {
             name: value
-            for name in ("nfe", "self_condition", "solver", "decode", "temperature")
+            for name in ("nfe", "self_condition", "solver", "decode", "temperature", "block")
             if (value := getattr(self, name)) is not None
         }
         grid = base.grid if self.grid is None else _grid(self.grid)
@@ -164,7 +170,7 @@ def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str,
             raise UserError(
                 f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options"
             )
-        return {"settings": sampling.settings(loaded.schedule)}
+        return {"settings": sampling.settings(loaded.schedule, loaded.config.preset)}
     given = sampling.given()
     nfe = given.pop("nfe", 64)
     if "temperature" in given and "temperature" in loaded.KNOBS:
