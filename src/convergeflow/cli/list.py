@@ -79,7 +79,10 @@ def _first_line(path: Any) -> str:
 def _setting(settings: Any) -> str:
     controls = settings.controls
     if settings.self_condition != "recursive":
-        return f"self-condition {settings.self_condition}, grid {settings.grid}, NFE {settings.nfe}"
+        text = f"self-condition {settings.self_condition}, grid {settings.grid}, NFE {settings.nfe}"
+        if settings.block is not None:
+            text += f", temperature {settings.temperature:g}, for models of blocks: {settings.block} token a block"
+        return text
     text = f"configuration {controls.scg_schedule}, K {controls.refine}, w_scg {controls.scg:g}"
     if settings.temperature != 1:
         text += f", temperature {settings.temperature:g}"
