@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from functools import partial
@@ -108,9 +109,10 @@ def test_alternation_takes_turns_and_leaves_out_the_warm_up(monkeypatch: pytest.
 
 
 def test_memory_is_measured_beyond_what_was_there() -> None:
-    with measure.PeakMemory() as watch:
-        block = torch.ones(40 * 2**18)
-        del block
+    # Pages of its own: an allocator may serve a tensor from memory that earlier tests have left resident.
+    with measure.PeakMemory() as watch, mmap.mmap(-1, 40 * 2**20) as pages:
+        for start in range(0, len(pages), mmap.PAGESIZE):
+            pages[start] = 1
     assert 38 < watch.extra < 60
 
 
