@@ -11,6 +11,7 @@ from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients, Schedule
 from convergeflow.model.embedding import normalise_rows
 from convergeflow.model.head import Weighted, kernel_scores, logits, weigh
+from convergeflow.model.network import BaseLogits
 
 
 class ExactPredictor:
@@ -27,10 +28,18 @@ class ExactPredictor:
         self.calls = 0
         self.batches: list[int] = []
 
-    def tempered(self, temperature: float) -> ExactPredictor:
+    def tempered(self, temperature: float, base_temperature: float) -> ExactPredictor:
         other = copy(self)
-        other.temperature = temperature
+        other.temperature, other.log_prior = temperature, self.log_prior / base_temperature
         return other
+
+    def base(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> BaseLogits:
+        self.calls += 1
+        head = torch.nn.Linear(1, len(self.table), dtype=self.table.dtype)
+        with torch.no_grad():
+            head.weight.zero_()
+            head.bias.copy_(self.log_prior)
+        return BaseLogits(head, self.table.new_zeros(*x_t.shape[:-1], 1), None, self.table, self.temperature)
 
     def parts(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         x = x_t.to(self.table)

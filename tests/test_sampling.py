@@ -417,6 +417,66 @@ def test_temperature_keeps_convergence_and_one_is_none() -> None:
             Settings(temperature=wrong)
 
 
+def shares(predictor: ExactPredictor, settings: Settings, num: int = 8_000) -> Tensor:
+    noise = RowDraws([11]).normal(num, predictor.table.shape[1], dtype=torch.float64)
+    outcome = integrate(predictor, settings, noise)
+    return torch.bincount(outcome.decoded.by("weight").flatten(), minlength=len(predictor.table)) / num
+
+
+@pytest.mark.parametrize("schedule", [Linear(), gumbel_for_width(64)], ids=["linear", "gumbel"])
+@pytest.mark.parametrize("nfe", [1, 3])
+def test_the_kernel_solver_draws_from_f_itself_with_any_number_of_calls(schedule: Any, nfe: int) -> None:
+    prior = torch.softmax(torch.linspace(2.5, -2.5, 20, dtype=torch.float64), 0)
+    predictor = ExactPredictor(prior, 64, schedule)
+    one = Controls(scg=0.0)
+    for temperature in (1.0, 0.6):
+        law = prior ** (1 / temperature) / (prior ** (1 / temperature)).sum()
+        found = shares(predictor, Settings(nfe=nfe, controls=one, solver="kernel", base_temperature=temperature))
+        error = (found - law).abs()
+        assert bool((error < 4.5 * (law * (1 - law) / 8_000).sqrt() + 3e-3).all()), (error, law)
+    # The Euler steps of as many calls are far from the law that they discretise.
+    assert float((shares(predictor, Settings(nfe=nfe, controls=one)) - prior).abs().max()) > 0.03
+
+
+def test_the_kernel_solver_ends_where_every_token_is_decided() -> None:
+    prior = torch.softmax(torch.linspace(2.5, -2.5, 20, dtype=torch.float64), 0)
+    predictor = ExactPredictor(prior, 64, gumbel_for_width(64))
+    noise = RowDraws([3]).normal(500, 64, dtype=torch.float64)
+    settings = Settings(nfe=4, controls=Controls(scg=0.0), solver="kernel")
+    outcome = integrate(predictor, settings, noise, want_logits=True)
+    assert outcome.final.top_weight is not None and float(outcome.final.top_weight.quantile(0.01)) > 0.999
+    assert min(outcome.decoded.agreements().values()) > 0.995
+    assert outcome.logits is not None
+    assert torch.equal(outcome.logits.argmax(-1), outcome.decoded.by("weight"))
+    assert predictor.calls == 4 and int(outcome.calls.max()) == 4
+
+
+def test_the_kernel_solver_with_many_calls_is_the_flow_of_the_paper() -> None:
+    # Both discretise one ODE: for a network whose log f depends on the state, too.
+    noise = initial_noise(range(6), 7, 32, torch.float64, torch.device("cpu"))
+    plain = Settings(nfe=300, controls=Controls(scg=0.0), grid="closing")
+    ends = [integrate(MODEL.bind(), replace(plain, solver=name), noise) for name in ("multistep", "kernel")]
+    tokens = [end.decoded.by("weight") for end in ends]
+    assert float((tokens[0] == tokens[1]).double().mean()) > 0.95
+
+
+def test_the_kernel_solver_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(UserError, match="drop it or --solver kernel"):
+        Settings(solver="kernel", freeze=Freeze())
+    with pytest.raises(UserError, match="inside"):
+        Settings(solver="kernel", grid=(0.0, 0.5, 1.0), nfe=6).plan(Linear())
+    with pytest.raises(UserError, match="not with --solver kernel"):
+        direct = small_model(predictor="direct")
+        direct.sample(1, 4, seeds=[0], settings=Settings(solver="kernel", decode="prediction", nfe=4))
+
+
+def test_known_tokens_stay_under_the_kernel_solver() -> None:
+    known = torch.tensor([True, False, False, True, False, False, False])
+    clamp = Clamp(torch.full((7,), 5), known)
+    samples = MODEL.sample(3, 7, seeds=range(3), settings=Settings(nfe=6, solver="kernel"), clamp=clamp)
+    assert bool((samples.ids[:, known] == 5).all()) and samples.nfe == 6
+
+
 def test_settings_describe_themselves_as_json() -> None:
     chosen = replace(PRESETS["headline"], freeze=Freeze())
     assert json.loads(json.dumps(chosen.describe()))["controls"]["refine"] == 100

@@ -22,7 +22,7 @@ from convergeflow.config import SIZES
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_for_width, schedule_from
 from convergeflow.model.head import Weighted
-from convergeflow.model.network import CleanWords, FlowNetwork
+from convergeflow.model.network import BaseLogits, CleanWords, FlowNetwork
 from convergeflow.objective import LearnedGumbel, Objective, fixed_noise_report, flow_loss
 from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws
@@ -347,16 +347,16 @@ class BoundPredictor:
         model.eval()
         self.network = model.network
         self.schedule = model.schedule
-        self.temperature = 1.0
+        self.temperature = self.base_temperature = 1.0
         with torch.no_grad():
             self.table = model.network.embedding.rows()
 
-    def tempered(self, temperature: float) -> BoundPredictor:
-        """The same with weights softmax(logits / temperature)."""
+    def tempered(self, temperature: float, base_temperature: float) -> BoundPredictor:
+        """The same with weights softmax((log f / base_temperature + kernel) / temperature)."""
         if self.network.predictor == "direct":
-            raise UserError("the direct predictor has no weights for --temperature to act on")
+            raise UserError("the direct predictor has no weights for --temperature or --base-temperature to act on")
         other = copy(self)
-        other.temperature = temperature
+        other.temperature, other.base_temperature = temperature, base_temperature
         return other
 
     def __call__(
@@ -370,9 +370,17 @@ class BoundPredictor:
         positions: Tensor | None = None,
         after: CleanWords | None = None,
     ) -> Weighted:
-        return self.network(
-            x_t, at, condition, table=self.table, details=details, scores=scores, positions=positions,
-            temperature=self.temperature, after=after,
+        if self.network.predictor == "direct":
+            return self.network(x_t, at, condition, table=self.table, positions=positions, after=after)
+        base = self.base(x_t, at, condition, after=after)
+        return base.weigh(x_t, at, details=details, scores=scores, positions=positions)
+
+    def base(
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, *, after: CleanWords | None = None
+    ) -> BaseLogits:
+        return self.network.base(
+            x_t, at, condition, table=self.table, after=after,
+            temperature=self.temperature, base_temperature=self.base_temperature,
         )  # fmt: skip
 
     def remember(self, tokens: Tensor) -> CleanWords:
@@ -385,9 +393,9 @@ class BoundPredictor:
         return self.network.scores(x_t, self.table)
 
     def logits(
-        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, after: CleanWords | None = None
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, *, after: CleanWords | None = None
     ) -> Tensor:
-        return self.network.logits(x_t, at, condition, table=self.table, after=after) / self.temperature
+        return self.base(x_t, at, condition, after=after).logits(x_t, at)
 
 
 AutoConfig.register(ConvergeFlowConfig.model_type, ConvergeFlowConfig)

@@ -25,8 +25,17 @@ from convergeflow.flow.grid import check_grid
 from convergeflow.flow.guidance import Controls, effective_strengths, rescaled
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule
-from convergeflow.flow.solver import SOLVER_NAMES, Solver, solver_by_name
+from convergeflow.flow.solver import (
+    SOLVER_NAMES,
+    Solver,
+    closing_gamma,
+    follow,
+    opening_gamma,
+    solver_by_name,
+    substeps,
+)
 from convergeflow.model.head import Nearest, Weighted, nearest
+from convergeflow.model.network import BaseLogits
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.records import Observer
 
@@ -61,7 +70,10 @@ class Predictor(Protocol):
         """Kernel scores that all passes at x_t share, or None if the network has no use for them."""
 
     def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
-        """The logits of the weights, [B, L, V]."""
+        """The logits of the weights, [B, L, V].
+
+        One that the `kernel` solver can sample has `base`: log f at a state, as `model.network.BaseLogits`.
+        """
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,8 @@ class Settings:
     freeze: Freeze | None = None
     temperature: float = 1.0
     """Of the weights, kernel included: w^(1/T), normalised again. Not the paper's, whose samplers have 1."""
+    base_temperature: float = 1.0
+    """Of f alone: f^(1/T) under the exact kernel, the flow of a sharpened law. Not the paper's either."""
     block: int | None = None
     """Tokens per block, for a model of blocks; none: its longest."""
 
@@ -116,8 +130,11 @@ class Settings:
                 f"--refine and --scg act on recursive self-conditioning only; drop them or --self-condition "
                 f"{self.self_condition}"
             )
-        if not 0.0 < self.temperature < math.inf:
-            raise UserError(f"--temperature must be a positive number, not {self.temperature}; 1 changes nothing")
+        for option, value in (("--temperature", self.temperature), ("--base-temperature", self.base_temperature)):
+            if not 0.0 < value < math.inf:
+                raise UserError(f"{option} must be a positive number, not {value}; 1 changes nothing")
+        if self.solver == "kernel" and self.freeze is not None:
+            raise UserError("--freeze is for solvers that stop at the grid's end: drop it or --solver kernel")
         if self.block is not None and self.block < 1:
             raise UserError(f"--block must be at least 1, not {self.block}")
         if not isinstance(self.grid, str):
@@ -131,6 +148,8 @@ class Settings:
         allocation = allocate(self.nfe, controls, schedule, grid=grid, corrector=solver.corrector)
         points = schedule(allocation.grid)
         w_scg, w_ug = effective_strengths(controls, points)
+        if solver.kernel and not bool(torch.isfinite(points.gamma).all()):
+            raise UserError("--solver kernel needs a grid inside (0, 1): at its ends the kernel is none, or infinite")
         divides_by_alpha = solver.form == "noise" or float(w_ug.max()) > 0
         if divides_by_alpha and not bool((points.alpha > 0).all()):
             raise UserError(
@@ -140,12 +159,8 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """As JSON values; a temperature of 1, which is none, and no choice of a block are left out."""
-        values = asdict(self)
-        if self.temperature == 1.0:
-            del values["temperature"]
-        if self.block is None:
-            del values["block"]
-        return values
+        neutral = {"temperature": 1.0, "base_temperature": 1.0, "block": None}
+        return {name: value for name, value in asdict(self).items() if name not in neutral or value != neutral[name]}
 
 
 @dataclass(frozen=True)
@@ -300,7 +315,7 @@ class _Integration:
         want_logits: bool,
         before: Tensor | None,
     ) -> None:
-        self.predictor = _tempered(predictor, settings.temperature)
+        self.predictor = _tempered(predictor, settings)
         self.settings, self.observe, self.want_logits = settings, observe, want_logits
         self.before = before
         self.after = None if before is None else predictor.remember(before)  # type: ignore[attr-defined]
@@ -322,7 +337,11 @@ class _Integration:
         self.tokens = torch.full((batch, length), -1, dtype=torch.long, device=noise.device)
         self.condition: Tensor | None = None
         self.last: Weighted | None = None
-        self.finished: list[tuple[Tensor, Weighted, Tensor, int]] = []
+        self.base: BaseLogits | None = None
+        self.bases: list[tuple[float, BaseLogits]] = []
+        """For the `kernel` solver: what the calls at this point said, and how much of each drives the step."""
+        self.finished: list[tuple[Tensor, Weighted, Tensor, Coefficients]] = []
+        """State, last prediction, rows and noise level of what has ended."""
 
     def run(self) -> Outcome:
         num_steps = self.plan.allocation.num_steps
@@ -333,6 +352,8 @@ class _Integration:
             mu = self._predict(self.x, now, i, final=final)
             self._report(i, now, mu)
             if final:
+                if self.plan.solver.kernel:
+                    self._close(i, now)
                 break
             self._advance(i, now, mu)
             if self.settings.freeze is not None and self._retire(i, mu):
@@ -345,6 +366,11 @@ class _Integration:
     def _advance(self, i: int, now: Coefficients, mu: Tensor) -> None:
         then = self._at(i + 1)
         w_ug = self.plan.w_ug[i]
+        if self.plan.solver.kernel:
+            self.x = self._follow(i, now, float(then.gamma[0]), w_ug)
+            if self.settings.self_condition == "previous":
+                self.condition = self._driving(self.x, then)
+            return
         moved = self.plan.solver.advance(self.x, mu, now, then, w_ug=w_ug, history=self.history)
         if self.plan.allocation.is_corrected(i):
             mu_then = self._predict(moved, then, i + 1, final=False)
@@ -352,11 +378,47 @@ class _Integration:
         self.history = (mu, now)
         self.x = moved
 
+    def _follow(self, i: int, now: Coefficients, end: float, w_ug: float = 0.0) -> Tensor:
+        """The state at gamma = end under the exact kernel, log f staying as the calls at point i gave it."""
+        start, x, schedule = float(now.gamma[0]), self.x, self.predictor.schedule
+        if i == 0 and start < (opening := opening_gamma(x.shape[-1])):
+            # Noise alone at the first grid point lacks the word that the path would already hold there.
+            start = opening
+            x = self.noise * spread(schedule.at_gamma(torch.tensor(start, dtype=torch.float64)).sigma.expand(len(x)), x)
+        return follow(x, self._driving, substeps(schedule, start, end, len(x)), w_ug=w_ug)
+
+    def _shares(self, w: float) -> list[tuple[float, BaseLogits]]:
+        """(1 - w) of the unconditional call and w of the latest one, for the `kernel` solver."""
+        if self.base is None:
+            return []
+        return [(1.0, self.base)] if w == 1.0 else [(1.0 - w, self.bases[0][1]), (w, self.base)]
+
+    def _driving(self, x: Tensor, at: Coefficients) -> Tensor:
+        mu = sum(share * base.weigh(x, at).mu.to(x.dtype) for share, base in self.bases)
+        assert isinstance(mu, Tensor)
+        return self._fill_known(mu)
+
+    def _close(self, i: int, now: Coefficients) -> None:
+        """On to where the kernel decides every token, without a call; what is decoded is not extrapolated."""
+        base = self.bases[-1][1]
+        self.bases = [(1.0, base)]
+        end = min(closing_gamma(self.x.shape[-1]), float(now.gamma[0]))
+        self.x = self._follow(i, now, end)
+        self.closed = self.predictor.schedule.at_gamma(torch.tensor(end, dtype=torch.float64))
+        at = self.closed.expand(len(self.x))
+        found = base.weigh(self.x, at, details=True)
+        self.last = replace(found, mu=self._fill_known(found.mu))
+        if self.want_logits:
+            self.logits = base.logits(self.x, at)
+
+    closed: Coefficients | None = None
+
     def _predict(self, x: Tensor, now: Coefficients, i: int, *, final: bool) -> Tensor:
         """The (guided) prediction at a state, in the state's format."""
         refinements, w = self.plan.allocation.refinements[i], self.plan.w_scg[i]
         if self.settings.self_condition == "previous":
             self.condition = self._call(x, now, self.condition, details=self.details or final, final=final).mu
+            self.bases = self._shares(1.0)
             return self.condition.to(x.dtype)
         small = x.shape[0] * x.shape[1] * len(self.table) * 4 <= SHARED_SCORES_BYTES
         scores = self.predictor.scores(x) if refinements > 0 and small and self.before is None else None
@@ -364,6 +426,7 @@ class _Integration:
             x, now, None, scores=scores, details=refinements == 0 and (self.details or final),
             final=final and refinements == 0,
         ).mu  # fmt: skip
+        self.bases = self._shares(1.0)
         guided, active = unconditional, torch.arange(len(x), device=x.device)
         last: Weighted | None = None
         moves = torch.full((len(x),), math.inf, dtype=torch.float64, device=x.device)
@@ -392,6 +455,7 @@ class _Integration:
                     break
         if last is not None:
             self.last = last
+            self.bases = self._shares(w)
             # The prediction that is decoded is not extrapolated.
             guided = last.mu if final else guided
         return guided.to(x.dtype)
@@ -428,7 +492,12 @@ class _Integration:
             scores = None if scores is None else scores[part]
         self.calls[rows.cpu()] += 1
         settled = self.settled[rows]
-        if bool(settled.any()):
+        if self.plan.solver.kernel:
+            if not hasattr(self.predictor, "base"):
+                raise UserError(f"{type(self.predictor).__name__} has no base logits for --solver kernel")
+            self.base = self.predictor.base(x, now, condition, **self._in_front(rows))
+            out = self.base.weigh(x, now, details=details, scores=scores)
+        elif bool(settled.any()):
             live = ~settled
             some = self.predictor(
                 x, now, condition, details=details, scores=scores, positions=live, **self._in_front(rows)
@@ -437,7 +506,7 @@ class _Integration:
         else:
             out = self.predictor(x, now, condition, details=details, scores=scores, **self._in_front(rows))
         out = replace(out, mu=self._fill_known(out.mu, part))
-        if final and self.want_logits:
+        if final and self.want_logits and not self.plan.solver.kernel:
             self.logits = self.predictor.logits(x, now, condition, **self._in_front(rows))
         self.last = out
         return out
@@ -512,7 +581,7 @@ class _Integration:
         self.settled[rows] |= self.streak[rows] >= freeze.patience
         done = self.settled[rows].all(-1)
         if bool(done.any()):
-            self.finished.append((self.x[done], _select(last, done), rows[done], i + 1))
+            self.finished.append((self.x[done], _select(last, done), rows[done], self.plan.points[i + 1]))
             live = ~done
             self.x, self.rows, self.last = self.x[live], rows[live], _select(last, live)
             if self.history is not None:
@@ -527,12 +596,11 @@ class _Integration:
         ended = list(self.finished)
         if len(self.rows):
             assert self.last is not None
-            ended.append((self.x, self.last, self.rows, self.plan.allocation.num_steps - 1))
+            ended.append((self.x, self.last, self.rows, self.plan.points[-1] if self.closed is None else self.closed))
         end = self.predictor.schedule(torch.tensor(1.0, dtype=torch.float64))
         order = torch.cat([rows for _, _, rows, _ in ended]).argsort()
         rules: dict[str, list[Tensor]] = {}
-        for x, last, _, point in ended:
-            now = self.plan.points[point]
+        for x, last, _, now in ended:
             decoded = decode(last, x, now.expand(len(x)), end.expand(len(x)), self.table)
             for rule, tokens in decoded.tokens.items():
                 rules.setdefault(rule, []).append(tokens)
@@ -556,12 +624,12 @@ class _Integration:
     logits: Tensor | None = None
 
 
-def _tempered(predictor: Predictor, temperature: float) -> Predictor:
-    if temperature == 1.0:
+def _tempered(predictor: Predictor, settings: Settings) -> Predictor:
+    if (settings.temperature, settings.base_temperature) == (1.0, 1.0):
         return predictor
     if not hasattr(predictor, "tempered"):
         raise UserError(f"{type(predictor).__name__} has no temperature")
-    changed: Predictor = predictor.tempered(temperature)
+    changed: Predictor = predictor.tempered(settings.temperature, settings.base_temperature)
     return changed
 
 

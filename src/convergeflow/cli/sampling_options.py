@@ -71,7 +71,10 @@ class SamplingOptions:
     ] = None
     solver: Annotated[
         str | None,
-        typer.Option(help="euler, euler-noise, multistep (second order) or heun. [default: euler]"),
+        typer.Option(
+            help="euler, euler-noise, multistep (second order), heun, or kernel (between calls the exact kernel is "
+            "followed, and on to the end). [default: euler]"
+        ),
     ] = None
     decode: Annotated[
         str | None, typer.Option(help="Token rule: weight, prediction or distance. [default: weight]")
@@ -81,6 +84,10 @@ class SamplingOptions:
         typer.Option(
             help="Below 1 sharpens the weights at every call, w^(1/T): fewer errors, less variety. [default: 1]"
         ),
+    ] = None
+    base_temperature: Annotated[
+        float | None,
+        typer.Option(help="The same for f alone, f^(1/T), the kernel staying exact. [default: 1]"),
     ] = None
     block: Annotated[
         int | None,
@@ -134,7 +141,7 @@ class SamplingOptions:
         freeze = Freeze(**chosen) if self.freeze else base.freeze
         plain = {
             name: value
-            for name in ("nfe", "self_condition", "solver", "decode", "temperature", "block")
+            for name in ("nfe", "self_condition", "solver", "decode", "temperature", "base_temperature", "block")
             if (value := getattr(self, name)) is not None
         }
         grid = base.grid if self.grid is None else _grid(self.grid)

@@ -3,17 +3,26 @@
 In the clock rho = alpha/sigma the ODE is d(x/sigma) = mu d rho: exact for a constant data prediction, which is why the
 data form is the default. A solver is a frozen record of two choices: which history it wants and how it combines it.
 Every step is written so that the data end (sigma = 0) is an ordinary point.
+
+The `kernel` solver (not the paper's) keeps one thing constant along a step: log f, what the network said. The Gaussian
+kernel is known at every state without a call, so the step follows d(x/sigma) = mu(x) d rho with mu's own kernel, in as
+many substeps as the step's length asks for. Where log f does not depend on the state (one token after known ones) that
+flow draws from f exactly, however few calls there are.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import noise_from_data, spread
-from convergeflow.flow.schedule import Coefficients
+from convergeflow.flow.schedule import Coefficients, Schedule
 
 
 def step_data(x: Tensor, mu: Tensor, now: Coefficients, then: Coefficients) -> Tensor:
@@ -55,6 +64,43 @@ def extrapolate_multistep(
     return mu + spread(0.5 * ratio, mu) * (mu - previous)
 
 
+SUBSTEP = 0.25
+"""Length of a substep of the `kernel` solver in gamma."""
+OPENING_SPREAD = 0.05
+"""It begins in noise where kernel scores differ between tokens by this many nats (their standard deviation)."""
+CLOSING_MARGIN = 40.0
+"""It ends where the kernel puts a token this many nats before the others on average, and so decides every one."""
+
+
+def opening_gamma(width: int) -> float:
+    """Where the `kernel` solver begins: alpha/sigma sqrt(width) = OPENING_SPREAD."""
+    return math.log(width) - 2.0 * math.log(OPENING_SPREAD)
+
+
+def closing_gamma(width: int) -> float:
+    """Where it ends: (alpha/sigma)^2 width = CLOSING_MARGIN."""
+    return math.log(width) - math.log(CLOSING_MARGIN)
+
+
+def substeps(schedule: Schedule, start: float, end: float, rows: int) -> list[Coefficients]:
+    """Noise levels from gamma = start down to end, both included, evenly and at most SUBSTEP apart."""
+    count = max(1, math.ceil((start - end) / SUBSTEP))
+    levels = schedule.at_gamma(torch.linspace(start, end, count + 1, dtype=torch.float64))
+    return [levels[i].expand(rows) for i in range(count + 1)]
+
+
+def follow(
+    x: Tensor, predict: Callable[[Tensor, Coefficients], Tensor], levels: Sequence[Coefficients], *, w_ug: float = 0.0
+) -> Tensor:
+    """The state carried through noise levels by Heun's rule, `predict` giving mu at a state without a network call."""
+    mu = predict(x, levels[0])
+    for now, then in itertools.pairwise(levels):
+        ahead = predict(step_guided(x, mu, now, then, w_ug), then)
+        x = step_guided(x, 0.5 * (mu + ahead), now, then, w_ug)
+        mu = predict(x, then) if then is not levels[-1] else mu
+    return x
+
+
 @dataclass(frozen=True)
 class Solver:
     """How one step is made from data predictions."""
@@ -66,6 +112,8 @@ class Solver:
     """Uses the previous step's prediction (no extra calls)."""
     corrector: bool = False
     """Predicts again at the end of the step and averages (a second prediction per step)."""
+    kernel: bool = False
+    """Keeps log f constant along a step, not mu, and goes on to where the kernel decides (`follow`)."""
 
     def advance(
         self,
@@ -106,13 +154,14 @@ _SOLVERS = {
         Solver("euler-noise", form="noise"),
         Solver("multistep", form="data", multistep=True),
         Solver("heun", form="data", corrector=True),
+        Solver("kernel", form="data", kernel=True),
     )
 }
 SOLVER_NAMES = tuple(_SOLVERS)
 
 
 def solver_by_name(name: str) -> Solver:
-    """euler, euler-noise, multistep (DPM-Solver++ 2M) or heun."""
+    """euler, euler-noise, multistep (DPM-Solver++ 2M), heun or kernel."""
     if name not in _SOLVERS:
         raise unknown_name("solver", name, _SOLVERS)
     return _SOLVERS[name]

@@ -38,6 +38,62 @@ class CleanWords:
         return CleanWords(self.inputs[index], [(k[index], v[index]) for k, v in self.past], evidence)
 
 
+@dataclass(frozen=True)
+class BaseLogits:
+    """log f at a state, as the network gave it; the kernel of this state or of any other makes weights of it.
+
+    log f(j) = <h, W_j> + b_j + <evidence, e_j>, all of it over `base_temperature`; the weights are softmax((log f +
+    kernel <x, e_j>) / temperature).
+    """
+
+    head: nn.Linear
+    h: Tensor
+    evidence: Tensor | None
+    """Of other positions that hold the same word (`pool_evidence`)."""
+    table: Tensor
+    temperature: float = 1.0
+    base_temperature: float = 1.0
+
+    def weigh(
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        *,
+        targets: Tensor | None = None,
+        details: bool = False,
+        scores: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Weighted:
+        """The weights at a state and their mean; see `FlowNetwork.forward` for what may be asked."""
+        h, bias, x, kernel = self._terms(x_t, at)
+        if self.evidence is not None:
+            scores = None
+        if positions is not None:
+            h, x, kernel = h[positions], x[positions], kernel[positions]
+            scores = None if scores is None else scores[positions]
+            targets = None if targets is None else targets[positions]
+        return weigh(
+            h, self.head.weight, bias, x, kernel, self.table,
+            targets=targets, token=details, top_weight=details, scores=scores,
+        )  # fmt: skip
+
+    def logits(self, x_t: Tensor, at: Coefficients) -> Tensor:
+        """What the weights are the softmax of, [B, L, V]: materialised, for small jobs and comparisons."""
+        h, bias, x, kernel = self._terms(x_t, at)
+        return logits(h, self.head.weight, bias, x, kernel, self.table)
+
+    def _terms(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Operands of the head; a temperature goes into those in which its logits are linear."""
+        x = x_t.to(self.table.dtype)
+        kernel = spread(at.kernel, x)
+        if self.evidence is not None:
+            x = x + self.evidence / (self.base_temperature * kernel.clamp_min(1e-4))
+        base = self.temperature * self.base_temperature
+        h, bias = (self.h, self.head.bias) if base == 1.0 else (self.h / base, self.head.bias / base)
+        kernel = kernel[..., 0] if self.temperature == 1.0 else kernel[..., 0] / self.temperature
+        return h, bias, x, kernel.expand(x.shape[:-1])
+
+
 class FlowNetwork(nn.Module):
     """mu_theta(x_t, t, c) with its token table."""
 
@@ -137,7 +193,6 @@ class FlowNetwork(nn.Module):
         positions: Tensor | None = None,
         paired: Tensor | None = None,
         after: CleanWords | None = None,
-        temperature: float = 1.0,
     ) -> Weighted:
         """mu and, on request, what its weights say.
 
@@ -145,7 +200,7 @@ class FlowNetwork(nn.Module):
         `details` adds token and top weight; `targets` the cross-entropy. With `positions` (a boolean mask [B, L]) the
         head runs on those alone and the record's tensors are flat over them. `paired`: x_t is a clean copy of each
         sequence followed by a noisy one in blocks with these starts (`backbone.pair_mask`); `after`: x_t is a block
-        that follows clean words. The weights are softmax(logits / `temperature`).
+        that follows clean words.
         """
         table = self.embedding.rows() if table is None else table
         x = x_t.to(table.dtype)
@@ -159,29 +214,43 @@ class FlowNetwork(nn.Module):
                 mu = self.head(h.to(table.dtype))
             mu = mu if positions is None else mu[positions]
             return Weighted(mu, log_normaliser=mu.new_zeros(mu.shape[:-1]))
-        if self.pooling is not None:
-            x, scores = self._with_pooled_evidence(x, at, h, paired=paired, after=after), None
-        kernel = spread(at.kernel, x)[..., 0]
-        if positions is not None:
-            kernel = kernel.expand(positions.shape)[positions]
-            h, x = h[positions], x[positions]
-            scores = None if scores is None else scores[positions]
-            targets = None if targets is None else targets[positions]
-        bias: Tensor = self.head.bias
-        if temperature != 1.0:  # every term of the logits is linear in one of these
-            h, bias, kernel = h / temperature, bias / temperature, kernel / temperature
-        return weigh(
-            h,
-            self.head.weight,
-            bias,
-            x,
-            kernel,
-            table,
-            targets=targets,
-            token=details,
-            top_weight=details,
-            scores=scores,
-        )
+        base = BaseLogits(self.head, h, self._evidence(x, at, h, paired=paired, after=after), table)
+        return base.weigh(x, at, targets=targets, details=details, scores=scores, positions=positions)
+
+    def base(
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None = None,
+        *,
+        table: Tensor | None = None,
+        after: CleanWords | None = None,
+        temperature: float = 1.0,
+        base_temperature: float = 1.0,
+    ) -> BaseLogits:
+        """log f at this state: one pass of the trunk, after which weights at any state cost the head alone."""
+        if self.predictor == "direct":
+            raise UserError(
+                "the direct predictor has no token logits: decode it with --decode prediction or distance, without a "
+                "temperature, and not with --solver kernel"
+            )
+        table = self.embedding.rows() if table is None else table
+        x = x_t.to(table.dtype)
+        h = self.hidden(x, at, condition, table, after=after)
+        evidence = self._evidence(x, at, h, after=after)
+        return BaseLogits(self.head, h, evidence, table, temperature, base_temperature)
+
+    def logits(
+        self,
+        x_t: Tensor,
+        at: Coefficients,
+        condition: Tensor | None = None,
+        *,
+        table: Tensor | None = None,
+        after: CleanWords | None = None,
+    ) -> Tensor:
+        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons."""
+        return self.base(x_t, at, condition, table=table, after=after).logits(x_t, at)
 
     def paired(
         self,
@@ -230,29 +299,7 @@ class FlowNetwork(nn.Module):
         reach = 0 if self.neighbours is None else min(self.neighbours.reach, inputs.shape[1])
         return CleanWords(inputs[:, inputs.shape[1] - reach :], past, evidence)
 
-    def logits(
-        self,
-        x_t: Tensor,
-        at: Coefficients,
-        condition: Tensor | None = None,
-        *,
-        table: Tensor | None = None,
-        after: CleanWords | None = None,
-    ) -> Tensor:
-        """log f + kernel, [B, L, V]: materialised, for small jobs and comparisons."""
-        if self.predictor == "direct":
-            raise UserError(
-                "the direct predictor has no token logits; decode it with --decode prediction or distance"
-            )
-        table = self.embedding.rows() if table is None else table
-        x = x_t.to(table.dtype)
-        h = self.hidden(x, at, condition, table, after=after)
-        if self.pooling is not None:
-            x = self._with_pooled_evidence(x, at, h, after=after)
-        kernel = spread(at.kernel, x)[..., 0].expand(x.shape[:-1])
-        return logits(h, self.head.weight, self.head.bias, x, kernel, table)
-
-    def _with_pooled_evidence(
+    def _evidence(
         self,
         x: Tensor,
         at: Coefficients,
@@ -260,17 +307,18 @@ class FlowNetwork(nn.Module):
         *,
         paired: Tensor | None = None,
         after: CleanWords | None = None,
-    ) -> Tensor:
-        """A state whose kernel scores are those of x plus <y, e_j>, y the pooled evidence of other positions.
+    ) -> Tensor | None:
+        """y, for which <y, e_j> is the evidence of other positions for token j; none without `pool_evidence`.
 
         Each of those counts with alpha x, which is its kernel times state in noise and stays bounded towards the data:
         log f stays Lipschitz, as the paper's theorem wants it.
         """
-        assert self.pooling is not None
+        if self.pooling is None:
+            return None
         with torch.autocast(x.device.type, enabled=False):
             past = None if after is None else after.evidence
-            pooled = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired, past=past)
-            return x + pooled / spread(at.kernel, x).clamp_min(1e-4)
+            pooled: Tensor = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, paired=paired, past=past)
+        return pooled
 
     def context_free_prediction(
         self, x: Tensor, at: Coefficients, table: Tensor, targets: Tensor | None = None
