@@ -18,7 +18,8 @@ from convergeflow.flow.schedule import Linear
 from convergeflow.model.head import Weighted, weigh
 from convergeflow.observation import Trace
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling import Clamp, Freeze, Settings
+from convergeflow.sampling import Clamp
+from convergeflow.settings import Freeze, Settings
 from exact_predictor import ExactPredictor
 
 START = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

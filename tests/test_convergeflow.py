@@ -20,7 +20,7 @@ from convergeflow.flow.grid import training_times
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Gumbel
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 from convergeflow.training.optimizer import StageOptimizer
 
 

@@ -17,7 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LEAVES = {"errors", "randomness", "device", "records", "config", "data", "pretrained"}
 CORE = LEAVES | {"flow", "model"}
-BELOW_FRONT = CORE | {"objective", "decoding", "sampling", "block_sampling"}
+BELOW_FRONT = CORE | {"objective", "decoding", "settings", "sampling", "block_sampling"}
 WITH_SAMPLES = BELOW_FRONT | {"observation", "sample_file"}
 MODELS = WITH_SAMPLES | {"convergeflow", "baselines"}
 MAY_IMPORT = {
@@ -32,8 +32,9 @@ MAY_IMPORT = {
     "model": LEAVES | {"flow"},
     "objective": CORE,
     "decoding": CORE,
-    "sampling": CORE | {"decoding"},
-    "block_sampling": CORE | {"decoding", "sampling"},
+    "settings": CORE | {"decoding"},
+    "sampling": CORE | {"decoding", "settings"},
+    "block_sampling": CORE | {"decoding", "settings", "sampling"},
     "observation": BELOW_FRONT,
     "sample_file": BELOW_FRONT,
     "convergeflow": BELOW_FRONT,

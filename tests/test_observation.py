@@ -11,7 +11,8 @@ from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Linear
 from convergeflow.observation import LiveText, Trace, both
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling import Freeze, Settings, Step, integrate
+from convergeflow.sampling import Step, integrate
+from convergeflow.settings import Freeze, Settings
 from exact_predictor import ExactPredictor
 
 

@@ -21,17 +21,8 @@ from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
 from convergeflow.flow.solver import SOLVER_NAMES, step_data
 from convergeflow.interop.langflow import load_langflow
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling import (
-    PAPER_SCHEDULE,
-    PRESETS,
-    Clamp,
-    Freeze,
-    Settings,
-    Step,
-    initial_noise,
-    integrate,
-    preset_for,
-)
+from convergeflow.sampling import Clamp, Step, initial_noise, integrate
+from convergeflow.settings import PAPER_SCHEDULE, PRESETS, Freeze, Settings, preset_for
 from exact_predictor import ExactPredictor
 
 GOLDEN = Path(__file__).parent / "golden"

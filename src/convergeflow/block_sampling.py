@@ -18,7 +18,8 @@ from convergeflow.decoding import Decoded
 from convergeflow.errors import UserError
 from convergeflow.model.head import Weighted
 from convergeflow.records import Observer
-from convergeflow.sampling import Clamp, Outcome, Predictor, Settings, integrate
+from convergeflow.sampling import Clamp, Outcome, Predictor, integrate
+from convergeflow.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from convergeflow.objective import LearnedGumbel, Objective, fixed_noise_report,
 from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws
 from convergeflow.records import Loss, Observer, Samples
-from convergeflow.sampling import Clamp, Settings, batches, default_batch, initial_noise, integrate
+from convergeflow.sampling import Clamp, batches, default_batch, initial_noise, integrate
+from convergeflow.settings import Settings
 
 
 class ConvergeFlowConfig(PreTrainedConfig):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +103,7 @@ def flow_loss(
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)
     predict = _predict_whole if objective.block_length is None else _predict_blocks
-    at, prediction = predict(network, schedule, objective, tokens, x_star, table, times, draws)
+    at, prediction = predict(network, schedule, objective, _Batch(tokens, x_star, table, times, draws))
 
     squared = (x_star - prediction.mu).square().mean(-1)
     weight = spread((1 + at.signal_to_noise).square(), squared)
@@ -138,17 +139,21 @@ def _fitted(gamma: Tensor, ce: Tensor, objective: Objective) -> tuple[Tensor, Te
     return gamma, ce.mean(-1)
 
 
+class _Batch(NamedTuple):
+    """Tokens [B, L] with their rows of the table, the table itself, times [B] and what is random."""
+
+    tokens: Tensor
+    x_star: Tensor
+    table: Tensor
+    times: Tensor
+    draws: RowDraws
+
+
 def _predict_whole(
-    network: FlowNetwork,
-    schedule: Schedule,
-    objective: Objective,
-    tokens: Tensor,
-    x_star: Tensor,
-    table: Tensor,
-    times: Tensor,
-    draws: RowDraws,
+    network: FlowNetwork, schedule: Schedule, objective: Objective, batch: _Batch
 ) -> tuple[Coefficients, Weighted]:
     """Noise levels [B] (or [B, L]) and the prediction of whole sequences on the path."""
+    tokens, x_star, table, times, draws = batch
     at = noise_levels(schedule, times, draws, tokens.shape[1], objective.position_noise)
     noise = draws.normal(*x_star.shape[1:], device=x_star.device)
     x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
@@ -168,14 +173,7 @@ STRATUM = (5**0.5 - 1) / 2
 
 
 def _predict_blocks(
-    network: FlowNetwork,
-    schedule: Schedule,
-    objective: Objective,
-    tokens: Tensor,
-    x_star: Tensor,
-    table: Tensor,
-    times: Tensor,
-    draws: RowDraws,
+    network: FlowNetwork, schedule: Schedule, objective: Objective, batch: _Batch
 ) -> tuple[Coefficients, Weighted]:
     """Noise levels [B, L] and the prediction of every block after the clean words before it, in one pass.
 
@@ -183,6 +181,7 @@ def _predict_blocks(
     can go on from a prompt of any length.
     """
     assert objective.block_length is not None
+    tokens, x_star, table, times, draws = batch
     starts = block_starts(draws.uniform(), objective.block_length, tokens.shape[1])
     at = schedule((times.double().cpu()[:, None] + STRATUM * starts) % 1.0)
     noise = draws.normal(*x_star.shape[1:], device=x_star.device)

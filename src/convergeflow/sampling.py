@@ -10,36 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from convergeflow.decoding import RULES, Decoded, decode
+from convergeflow.decoding import Decoded, decode
 from convergeflow.device import state_dtype_of
-from convergeflow.errors import UserError, unknown_name
-from convergeflow.flow.budget import Allocation, allocate
+from convergeflow.errors import UserError
 from convergeflow.flow.convergence import normalised_distance
-from convergeflow.flow.grid import check_grid
-from convergeflow.flow.guidance import Controls, effective_strengths, rescaled
 from convergeflow.flow.path import spread
-from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule
-from convergeflow.flow.solver import (
-    SOLVER_NAMES,
-    Solver,
-    closing_gamma,
-    follow,
-    opening_gamma,
-    solver_by_name,
-    substeps,
-)
+from convergeflow.flow.schedule import Coefficients, Schedule
+from convergeflow.flow.solver import closing_gamma, follow, opening_gamma, substeps
 from convergeflow.model.head import Nearest, Weighted, nearest
-from convergeflow.model.network import BaseLogits
+from convergeflow.model.network import BaseLogits, CleanWords
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.records import Observer
+from convergeflow.settings import Plan, Settings
 
-SELF_CONDITIONS = ("recursive", "previous", "none")
 SHARED_SCORES_BYTES = 1 << 28
 """Kernel scores <x, e_j> are kept for the passes of a step up to this size."""
 
@@ -60,156 +49,31 @@ class Predictor(Protocol):
         scores: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Weighted:
-        """The data prediction at state x_t [B, L, d].
-
-        One that samples in blocks has `remember`, which reads the tokens [B, P] in front of a block; what it returns
-        is given to each call, and to `logits`, as `after=`, and has `rows` for some sequences of the batch.
-        """
+        """The data prediction at state x_t [B, L, d]."""
 
     def scores(self, x_t: Tensor) -> Tensor | None:
         """Kernel scores that all passes at x_t share, or None if the network has no use for them."""
 
     def logits(self, x_t: Tensor, at: Coefficients, condition: Tensor | None) -> Tensor:
-        """The logits of the weights, [B, L, V].
-
-        One that the `kernel` solver can sample has `base`: log f at a state, as `model.network.BaseLogits`.
-        """
+        """The logits of the weights, [B, L, V]."""
 
 
-@dataclass(frozen=True)
-class Freeze:
-    """Stop computing what has converged.
+@runtime_checkable
+class BlockPredictor(Protocol):
+    """What one that samples in blocks has besides."""
 
-    A position is settled when at `patience` grid points in a row its largest weight was at least `weight`, with one and
-    the same token, and the guided prediction was as close to that token's embedding as such weights are, 2 (1 - weight)
-    sqrt(width): under guidance the weights alone say little, for what drives the step lies beyond them. A settled
-    position skips the head and moves with mu = its embedding; a sequence whose positions are all settled is finished
-    and costs no further calls. At one grid point refinement is an iteration towards a fixed point: it ends for a
-    sequence when all passes to come would move none of its conditions by more than `change` times sqrt(width), judged
-    by the geometric series through its last two moves. A `change` of 0 always makes all the passes.
-    """
-
-    weight: float = 0.9999
-    patience: int = 2
-    change: float = 0.003
-
-    def __post_init__(self) -> None:
-        if not 0.5 < self.weight <= 1.0 or self.patience < 1 or not 0.0 <= self.change < 1.0:
-            raise UserError(
-                "freezing needs a weight in (0.5, 1], a patience of at least 1 and a change in [0, 1)"
-            )
+    def remember(self, tokens: Tensor) -> CleanWords:
+        """What a block sees of the tokens [B, P] in front of it: given to each call, and to `logits`, as `after=`."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How samples are made, apart from their seeds."""
+@runtime_checkable
+class KernelPredictor(Protocol):
+    """What one that the `kernel` solver can sample has besides."""
 
-    nfe: int = 64
-    controls: Controls = field(default_factory=Controls)
-    self_condition: str = "recursive"
-    grid: str | tuple[float, ...] = "midpoint"
-    solver: str = "euler"
-    decode: str = "weight"
-    freeze: Freeze | None = None
-    temperature: float = 1.0
-    """Of the weights, kernel included: w^(1/T), normalised again. Not the paper's, whose samplers have 1."""
-    base_temperature: float = 1.0
-    """Of f alone: f^(1/T) under the exact kernel, the flow of a sharpened law. Not the paper's either."""
-    block: int | None = None
-    """Tokens per block, for a model of blocks; none: its longest."""
-
-    def __post_init__(self) -> None:
-        if self.self_condition not in SELF_CONDITIONS:
-            raise unknown_name("self-conditioning", self.self_condition, SELF_CONDITIONS)
-        if self.decode not in RULES:
-            raise unknown_name("token rule", self.decode, RULES)
-        if self.solver not in SOLVER_NAMES:
-            raise unknown_name("solver", self.solver, SOLVER_NAMES)
-        if self.self_condition != "recursive" and (self.controls.refine, self.controls.scg) != (1, 1.0):
-            raise UserError(
-                f"--refine and --scg act on recursive self-conditioning only; drop them or --self-condition "
-                f"{self.self_condition}"
-            )
-        for option, value in (("--temperature", self.temperature), ("--base-temperature", self.base_temperature)):
-            if not 0.0 < value < math.inf:
-                raise UserError(f"{option} must be a positive number, not {value}; 1 changes nothing")
-        if self.solver == "kernel" and self.freeze is not None:
-            raise UserError("--freeze is for solvers that stop at the grid's end: drop it or --solver kernel")
-        if self.block is not None and self.block < 1:
-            raise UserError(f"--block must be at least 1, not {self.block}")
-        if not isinstance(self.grid, str):
-            check_grid(torch.tensor(self.grid))
-
-    def plan(self, schedule: Schedule) -> Plan:
-        """Grid, coefficients, refinements and effective strengths for a schedule."""
-        solver = solver_by_name(self.solver)
-        controls = self.controls if self.self_condition == "recursive" else replace(self.controls, refine=0)
-        grid = self.grid if isinstance(self.grid, str) else torch.tensor(self.grid, dtype=torch.float64)
-        allocation = allocate(self.nfe, controls, schedule, grid=grid, corrector=solver.corrector)
-        points = schedule(allocation.grid)
-        w_scg, w_ug = effective_strengths(controls, points)
-        if solver.kernel and not bool(torch.isfinite(points.gamma).all()):
-            raise UserError("--solver kernel needs a grid inside (0, 1): at its ends the kernel is none, or infinite")
-        divides_by_alpha = solver.form == "noise" or float(w_ug.max()) > 0
-        if divides_by_alpha and not bool((points.alpha > 0).all()):
-            raise UserError(
-                "unconditional guidance and the noise form need alpha > 0: start the grid after t = 0"
-            )
-        return Plan(allocation, points, w_scg.tolist(), w_ug.tolist(), solver)
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON values; a temperature of 1, which is none, and no choice of a block are left out."""
-        neutral = {"temperature": 1.0, "base_temperature": 1.0, "block": None}
-        return {name: value for name, value in asdict(self).items() if name not in neutral or value != neutral[name]}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings made concrete for a schedule; printable before anything runs."""
-
-    allocation: Allocation
-    points: Coefficients
-    w_scg: list[float]
-    w_ug: list[float]
-    solver: Solver
-
-    def describe(self) -> dict[str, Any]:
-        """Steps, refinements and effective strengths, as JSON values."""
-        return {
-            "num_steps": self.allocation.num_steps,
-            "refinements": list(self.allocation.refinements),
-            "corrected_steps": self.allocation.corrected,
-            "effective_scg": [round(w, 4) for w in self.w_scg],
-            "effective_ug": [round(w, 4) for w in self.w_ug],
-        }
-
-
-PAPER_SCHEDULE = Gumbel(4.9563, 0.9637)
-"""The schedule of the checkpoint behind the paper's tables, to which its nominal strengths refer."""
-
-PRESETS: dict[str, Settings] = {
-    "standard": Settings(),
-    "headline": Settings(controls=Controls.configuration("C", refine=100, scg=37.0)),
-    "config-a": Settings(controls=Controls.configuration("A", refine=8, scg=1.5)),
-    "config-b": Settings(controls=Controls.configuration("B", refine=25, scg=8.0)),
-    "config-c": Settings(controls=Controls.configuration("C", refine=100, scg=30.0)),
-    "langflow": Settings(nfe=64, self_condition="previous", grid="langflow"),
-    "sharp": Settings(controls=Controls.configuration("A", refine=8, scg=2.5), temperature=0.5),
-    "words": Settings(nfe=575, self_condition="none", temperature=0.65, block=1),
-}
-"""Settings by the paper's names, with its nominal strengths. Two are ours: `sharp`, fewest errors and less variety, and
-`words`, token after token for a model of blocks: eight steps for each of 64, and 63 calls that read what is before."""
-
-
-def preset_for(name: str, schedule: Schedule, *, nfe: int | None = None) -> Settings:
-    """A preset whose effective strengths at its last grid point equal the paper's, whatever the model's schedule."""
-    if name not in PRESETS:
-        raise unknown_name("sampling preset", name, PRESETS)
-    preset = PRESETS[name] if nfe is None else replace(PRESETS[name], nfe=nfe)
-    if preset.controls == Controls():
-        return preset
-    last = float(allocate(PRESETS[name].nfe, preset.controls, PAPER_SCHEDULE).grid[-1])
-    return replace(preset, controls=rescaled(preset.controls, PAPER_SCHEDULE, schedule, end=last))
+    def base(
+        self, x_t: Tensor, at: Coefficients, condition: Tensor | None, *, after: CleanWords | None = None
+    ) -> BaseLogits:
+        """log f at a state: one network call."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +182,7 @@ class _Integration:
         self.predictor = _tempered(predictor, settings)
         self.settings, self.observe, self.want_logits = settings, observe, want_logits
         self.before = before
-        self.after = None if before is None else predictor.remember(before)  # type: ignore[attr-defined]
+        self.after = None if before is None else _reader(predictor).remember(before)
         self.table = predictor.table
         self.plan = settings.plan(predictor.schedule)
         self.details = observe is not None or settings.freeze is not None
@@ -381,11 +245,12 @@ class _Integration:
     def _follow(self, i: int, now: Coefficients, end: float, w_ug: float = 0.0) -> Tensor:
         """The state at gamma = end under the exact kernel, log f staying as the calls at point i gave it."""
         start, x, schedule = float(now.gamma[0]), self.x, self.predictor.schedule
-        if i == 0 and start < (opening := opening_gamma(x.shape[-1])):
-            # Noise alone at the first grid point lacks the word that the path would already hold there.
-            start = opening
-            x = self.noise * spread(schedule.at_gamma(torch.tensor(start, dtype=torch.float64)).sigma.expand(len(x)), x)
-        return follow(x, self._driving, substeps(schedule, start, end, len(x)), w_ug=w_ug)
+        # Noise alone at the first grid point lacks the word that the path would already hold there.
+        late = i == 0 and start < (opening := opening_gamma(x.shape[-1]))
+        levels = substeps(schedule, opening if late else start, end, len(x), leap=late)
+        if late:
+            x = self.noise * spread(levels[0].sigma, x)
+        return follow(x, self._driving, levels, w_ug=w_ug)
 
     def _shares(self, w: float) -> list[tuple[float, BaseLogits]]:
         """(1 - w) of the unconditional call and w of the latest one, for the `kernel` solver."""
@@ -493,7 +358,7 @@ class _Integration:
         self.calls[rows.cpu()] += 1
         settled = self.settled[rows]
         if self.plan.solver.kernel:
-            if not hasattr(self.predictor, "base"):
+            if not isinstance(self.predictor, KernelPredictor):
                 raise UserError(f"{type(self.predictor).__name__} has no base logits for --solver kernel")
             self.base = self.predictor.base(x, now, condition, **self._in_front(rows))
             out = self.base.weigh(x, now, details=details, scores=scores)
@@ -622,6 +487,12 @@ class _Integration:
         return Outcome(Decoded(joined), self.calls, x, final, logits, self.plan)
 
     logits: Tensor | None = None
+
+
+def _reader(predictor: Predictor) -> BlockPredictor:
+    if not isinstance(predictor, BlockPredictor):
+        raise UserError(f"{type(predictor).__name__} reads no tokens in front of a block")
+    return predictor
 
 
 def _tempered(predictor: Predictor, settings: Settings) -> Predictor:

@@ -16,7 +16,7 @@ from convergeflow.flow.schedule import Coefficients, Gumbel
 from convergeflow.flow.solver import step_data
 from convergeflow.objective import LearnedGumbel
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 PI = 0.3
 """Probability of the token at +1; the other is at -1."""

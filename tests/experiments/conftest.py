@@ -15,7 +15,7 @@ from convergeflow.experiments import paper
 from convergeflow.experiments.bench import Bench
 from convergeflow.experiments.models import Kept
 from convergeflow.experiments.scale import Scale, scale_by_name
-from convergeflow.sampling import PAPER_SCHEDULE, Settings
+from convergeflow.settings import PAPER_SCHEDULE, Settings
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, effective_strengths
 from convergeflow.flow.schedule import gumbel_for_width
-from convergeflow.sampling import PAPER_SCHEDULE, Settings
+from convergeflow.settings import PAPER_SCHEDULE, Settings
 
 
 def test_at_the_papers_schedule_the_nominal_strengths_stay() -> None:

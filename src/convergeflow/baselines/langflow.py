@@ -24,7 +24,7 @@ from convergeflow.flow.schedule import Coefficients, Gumbel
 from convergeflow.objective import Objective
 from convergeflow.randomness import RowDraws
 from convergeflow.records import Bound, Observer, Samples
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 BOUNDS = ("sde", "ode")
 _PASSED_ON = ("noise", "clamp", "batch", "want_logits")

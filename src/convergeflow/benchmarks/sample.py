@@ -19,7 +19,7 @@ from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.models import Size, build, plain_twin
 from convergeflow.convergeflow import ConvergeFlowModel
 from convergeflow.flow.guidance import Controls
-from convergeflow.sampling import Freeze, Settings
+from convergeflow.settings import Freeze, Settings
 
 CALLS_PER_POINT = 9
 """The headline spends 64 calls on 7 points."""

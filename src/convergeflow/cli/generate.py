@@ -249,8 +249,11 @@ def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[st
     if controls.ug:
         effective = shown["effective_ug"]
         text += f"; w_ug {controls.ug:.4g} nominal, {min(effective):.3f} to {max(effective):.3f} effective"
-    if settings.temperature != 1:
-        text += f"; temperature {settings.temperature:g}"
+    if settings.solver != "euler":
+        text += f"; solver {settings.solver}"
+    for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
+        if value != 1:
+            text += f"; {name} {value:g}"
     return text
 
 

@@ -42,12 +42,13 @@ def list_(
 
 def catalogue() -> dict[str, dict[str, str]]:
     """Kind -> name -> meaning."""
-    from convergeflow import config, sampling, zoo
+    from convergeflow import config, zoo
     from convergeflow.baselines import SUMMARIES
     from convergeflow.data.prepare import CORPORA
     from convergeflow.experiments.registry import experiments
     from convergeflow.flow.grid import GRID_NAMES
     from convergeflow.flow.solver import SOLVER_NAMES
+    from convergeflow.settings import PRESETS
 
     return {
         "models": {
@@ -61,7 +62,7 @@ def catalogue() -> dict[str, dict[str, str]]:
             "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
         },
         "runs": {name: "training preset: convergeflow train " + name for name in config.presets()},
-        "presets": {name: _setting(settings) for name, settings in sampling.PRESETS.items()},
+        "presets": {name: _setting(settings) for name, settings in PRESETS.items()},
         "grids": dict.fromkeys(GRID_NAMES, ""),
         "solvers": dict.fromkeys(SOLVER_NAMES, ""),
         "experiments": {name: experiment.question for name, experiment in experiments().items()},
@@ -79,9 +80,11 @@ def _first_line(path: Any) -> str:
 def _setting(settings: Any) -> str:
     controls = settings.controls
     if settings.self_condition != "recursive":
-        text = f"self-condition {settings.self_condition}, grid {settings.grid}, NFE {settings.nfe}"
+        text = f"self-condition {settings.self_condition}, grid {settings.grid}"
+        text += f", solver {settings.solver}, NFE {settings.nfe}"
         if settings.block is not None:
-            text += f", temperature {settings.temperature:g}, for models of blocks: {settings.block} token a block"
+            text += f", base temperature {settings.base_temperature:g}"
+            text += f", for models of blocks: {settings.block} token a block"
         return text
     text = f"configuration {controls.scg_schedule}, K {controls.refine}, w_scg {controls.scg:g}"
     if settings.temperature != 1:

@@ -1,7 +1,7 @@
 """The sampling options that generate, evaluate and sweep share, under the paper's names.
 
 `takes_sampling_options` adds them to a command, which receives them as one `SamplingOptions` and turns them into
-`sampling.Settings` once the model, and with it the schedule, is known.
+`settings.Settings` once the model, and with it the schedule, is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convergeflow.errors import UserError
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
-    from convergeflow.sampling import Settings
+    from convergeflow.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class SamplingOptions:
         from dataclasses import replace
 
         from convergeflow.flow.guidance import Controls
-        from convergeflow.sampling import Freeze, Settings, preset_for
+        from convergeflow.settings import Freeze, Settings, preset_for
 
         preset = self.preset or default
         base = Settings() if preset is None else preset_for(preset, schedule, nfe=self.nfe)

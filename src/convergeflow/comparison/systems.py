@@ -14,7 +14,7 @@ from typing import Any, Literal
 from convergeflow.baselines import METHODS, method_class
 from convergeflow.config import RunConfig, StageConfig, from_dict
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.sampling import Settings, preset_for
+from convergeflow.settings import Settings, preset_for
 
 OURS = "convergeflow"
 CONTROLLED = "langflow+controls"

@@ -31,7 +31,7 @@ from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, rescaled
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
-from convergeflow.sampling import PAPER_SCHEDULE, Settings
+from convergeflow.settings import PAPER_SCHEDULE, Settings
 
 PAPER_PROTOCOL = "convergeflow-2026"
 EXACT_PROTOCOL = "ours-1"

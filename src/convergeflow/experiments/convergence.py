@@ -24,7 +24,7 @@ from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.convergence import percentile_band
 from convergeflow.flow.schedule import Linear
 from convergeflow.observation import Trace
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 TRAINED_TO, FOLLOWED_TO, POINTS = 7.0, 6.0, 48
 PREDICTORS = {"weighted": "embedding-weighted", "direct": "unconstrained direct"}

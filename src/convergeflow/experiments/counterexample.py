@@ -24,7 +24,8 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.head import nearest
-from convergeflow.sampling import Settings, integrate
+from convergeflow.sampling import integrate
+from convergeflow.settings import Settings
 
 VOCABULARY, WIDTH = 16, 4
 SCHEDULES: dict[str, Schedule] = {"linear": Linear(), "cosine": Cosine()}

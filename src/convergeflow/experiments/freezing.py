@@ -21,7 +21,7 @@ from convergeflow.experiments.scale import Scale
 from convergeflow.experiments.trade_off import by_scale, language_claim
 from convergeflow.experiments.verdict import Judgement, at_least, at_most
 from convergeflow.experiments.workspace import Workspace
-from convergeflow.sampling import PRESETS, Freeze, Settings
+from convergeflow.settings import PRESETS, Freeze, Settings
 
 CRITERIA = tuple(Freeze(change=change) for change in (0.0, 3e-3, 1e-2))
 """Settled tokens alone, then fixed points of the refinement as well."""

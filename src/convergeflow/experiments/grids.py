@@ -12,7 +12,7 @@ from convergeflow.experiments.scale import Scale
 from convergeflow.experiments.trade_off import language_claim
 from convergeflow.experiments.verdict import Judgement, every
 from convergeflow.experiments.workspace import Workspace
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 GRIDS = {"midpoint": "midpoint (paper's)", "langflow": "LangFlow's"}
 

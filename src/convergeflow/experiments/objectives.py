@@ -19,7 +19,7 @@ from convergeflow.experiments.trade_off import gen_ppl_below, language_claim
 from convergeflow.experiments.verdict import Judgement, decide, equal, measured
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.model.embedding import health
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 SWITCHED = {"ce": "mse", "mse": "ce"}
 

@@ -1,7 +1,7 @@
 """The paper's own numbers as data: every row of every table, and the figures it states in its text.
 
 The file `paper_numbers.json` beside this one holds facts only (settings, NFE, Gen. PPL, entropy) under the paper's
-table labels. Nominal strengths are those of the paper's schedule (`sampling.PAPER_SCHEDULE`); see `bench.carried_over`
+table labels. Nominal strengths are those of the paper's schedule (`settings.PAPER_SCHEDULE`); see `bench.carried_over`
 for what they become at another width.
 """
 

@@ -21,7 +21,8 @@ from convergeflow.experiments.verdict import Judgement, at_least, at_most, decid
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
-from convergeflow.sampling import Settings, Step, integrate
+from convergeflow.sampling import Step, integrate
+from convergeflow.settings import Settings
 
 VOCABULARY, WIDTH, SHOWN = 12, 16, 300
 

@@ -20,7 +20,7 @@ from convergeflow.experiments.trade_off import language_claim
 from convergeflow.experiments.verdict import Judgement, lower
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.guidance import Controls
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 DEPTHS = (1, 3)
 

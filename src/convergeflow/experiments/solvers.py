@@ -1,8 +1,8 @@
-"""Solvers at small budgets: does second order buy quality when network calls are few? Not in the paper.
+"""Solvers at small budgets: what buys quality when network calls are few? Not in the paper.
 
-Euler, the multistep solver (no extra calls) and Heun (two predictions per step) spend the same NFE; each traces a curve
-over w_scg, and curves are compared at equal entropy: noise by noise where the entropies of all points agree, else by
-interpolation.
+Euler, the multistep solver (no extra calls), Heun (two predictions per step) and the kernel solver (log f constant
+along a step, the kernel exact; passes of the head between the calls) spend the same NFE; each traces a curve over
+w_scg, and curves are compared at equal entropy: noise by noise where the entropies of all points agree, else by interpolation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from convergeflow.experiments.trade_off import (
 from convergeflow.experiments.verdict import Judgement, below, exactly, not_testable
 from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.guidance import Controls
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
-SOLVERS = ("euler", "multistep", "heun")
+SOLVERS = ("euler", "multistep", "heun", "kernel")
 BUDGETS = (8, 16)
 EVERY = (0.5, 1.0, 1.5, 2.0, 3.0)
 
@@ -60,7 +60,7 @@ def _beats_euler(result: Result, *, nfe: int, solver: str) -> Judgement:
 def draw(result: Result, folder: Path) -> list[Path]:
     figure, axes = plotting.panels(len(BUDGETS), width=5.0)
     for panel, nfe in zip(axes, BUDGETS, strict=False):
-        for solver, colour, marker in zip(SOLVERS, plotting.COLOURS, "os^", strict=False):
+        for solver, colour, marker in zip(SOLVERS, plotting.COLOURS, "os^D", strict=False):
             records = curve_of(result, f"{solver}, NFE {nfe}")
             points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(records)]
             errors = [(r["values"]["entropy_se"] or 0.0, r["values"]["gen_ppl_se"] or 0.0) for r in records]
@@ -87,7 +87,7 @@ def tabulate(result: Result) -> list[Table]:
 EXPERIMENT = Experiment(
     name="solvers",
     reference="not in the paper",
-    question="Does a second-order solver beat Euler when network calls are few?",
+    question="Does a second-order solver, or one that follows the kernel, beat Euler when network calls are few?",
     claims=tuple(
         language_claim(
             f"{solver}-{nfe}",
@@ -98,7 +98,7 @@ EXPERIMENT = Experiment(
         for nfe in BUDGETS
         for solver in SOLVERS[1:]
     ),
-    cost={"test": Cost(12, 6), "embedded": Cost(30, 120), "paper": Cost(30, 30 * 300)},
+    cost={"test": Cost(16, 8), "embedded": Cost(40, 180), "paper": Cost(40, 40 * 300)},
     measure=measure,
     draw_figures=draw,
     tabulate=tabulate,

@@ -25,7 +25,8 @@ from convergeflow.experiments.workspace import Workspace
 from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.head import nearest
-from convergeflow.sampling import Predictor, Settings, integrate
+from convergeflow.sampling import Predictor, integrate
+from convergeflow.settings import Settings
 
 VOCABULARY, WIDTH = 8, 8
 RADIUS = 0.5

@@ -19,7 +19,7 @@ from convergeflow.experiments.scale import Scale
 from convergeflow.experiments.trade_off import by_scale, language_claim
 from convergeflow.experiments.verdict import Judgement, decide, every, measured, show
 from convergeflow.experiments.workspace import Workspace
-from convergeflow.sampling import Settings
+from convergeflow.settings import Settings
 
 RULES = ("weight", "distance", "prediction")
 

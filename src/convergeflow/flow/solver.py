@@ -67,13 +67,15 @@ def extrapolate_multistep(
 SUBSTEP = 0.25
 """Length of a substep of the `kernel` solver in gamma."""
 OPENING_SPREAD = 0.05
-"""It begins in noise where kernel scores differ between tokens by this many nats (their standard deviation)."""
-CLOSING_MARGIN = 40.0
+"""Its even substeps begin where kernel scores differ between tokens by this many nats (their standard deviation)."""
+OPENING_LEAP = 8.0
+"""Before them one substep of this length in gamma comes out of all but pure noise, where mu hardly changes."""
+CLOSING_MARGIN = 60.0
 """It ends where the kernel puts a token this many nats before the others on average, and so decides every one."""
 
 
 def opening_gamma(width: int) -> float:
-    """Where the `kernel` solver begins: alpha/sigma sqrt(width) = OPENING_SPREAD."""
+    """Where the `kernel` solver begins its even substeps: alpha/sigma sqrt(width) = OPENING_SPREAD."""
     return math.log(width) - 2.0 * math.log(OPENING_SPREAD)
 
 
@@ -82,11 +84,15 @@ def closing_gamma(width: int) -> float:
     return math.log(width) - math.log(CLOSING_MARGIN)
 
 
-def substeps(schedule: Schedule, start: float, end: float, rows: int) -> list[Coefficients]:
-    """Noise levels from gamma = start down to end, both included, evenly and at most SUBSTEP apart."""
+def substeps(schedule: Schedule, start: float, end: float, rows: int, *, leap: bool = False) -> list[Coefficients]:
+    """Noise levels from gamma = start down to end, both included, evenly and at most SUBSTEP apart.
+
+    With a `leap` they come after one level in all but pure noise.
+    """
     count = max(1, math.ceil((start - end) / SUBSTEP))
-    levels = schedule.at_gamma(torch.linspace(start, end, count + 1, dtype=torch.float64))
-    return [levels[i].expand(rows) for i in range(count + 1)]
+    gammas = torch.linspace(start, end, count + 1, dtype=torch.float64)
+    levels = schedule.at_gamma(torch.cat([gammas[:1] + OPENING_LEAP, gammas]) if leap else gammas)
+    return [levels[i].expand(rows) for i in range(len(levels.alpha))]
 
 
 def follow(
