@@ -50,16 +50,22 @@ def pieces(settings: Settings, length: int, longest: int | None, known: int = 0)
         raise UserError(f"all {length} tokens are known: raise --length to go on from them")
     starts = range(known, length, block_length)
     reading = len(starts) - (known == 0)
-    if settings.nfe < reading + len(starts):
+    if settings.nfe < (least := fewest_calls(length, block_length, known)):
         raise UserError(
             f"{len(starts)} blocks of {block_length} tokens need at least one network call each and {reading} to read "
-            f"what is before them: raise --nfe to {reading + len(starts)}, or --block if it is below {longest}"
+            f"what is before them: raise --nfe to {least}, or --block if it is below {longest}"
         )
     every, first = divmod(settings.nfe - reading, len(starts))
     return [
         Piece(start, min(start + block_length, length), replace(settings, nfe=every + (number < first)))
         for number, start in enumerate(starts)
     ]
+
+
+def fewest_calls(length: int, block_length: int, known: int = 0) -> int:
+    """One call for each block after `known` first tokens, and one to read what is before it, if anything is."""
+    count = len(range(known, length, block_length))
+    return 2 * count - (known == 0)
 
 
 def prompt_length(clamp: Clamp | None) -> int:

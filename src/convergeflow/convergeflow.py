@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from convergeflow.block_sampling import Piece, integrate_blocks, joined, pieces, prompt_length
+from convergeflow.block_sampling import Piece, fewest_calls, integrate_blocks, joined, pieces, prompt_length
 from convergeflow.config import SIZES
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_for_width, schedule_from
@@ -311,6 +311,13 @@ class ConvergeFlowModel(PreTrainedModel):
     def pieces(self, settings: Settings, length: int, clamp: Clamp | None = None) -> list[Piece]:
         """The flows that make one sample: the whole sequence, or block after block."""
         return pieces(settings, length, self.config.block_length, prompt_length(clamp))
+
+    def with_enough_calls(self, settings: Settings, length: int) -> Settings:
+        """The same, with as many calls as the blocks of a text of this length need where a preset has fewer."""
+        if self.config.block_length is None:
+            return settings
+        least = fewest_calls(length, settings.block or self.config.block_length)
+        return replace(settings, nfe=max(settings.nfe, least))
 
     def generate(  # type: ignore[override]
         self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any

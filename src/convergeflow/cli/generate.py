@@ -120,6 +120,8 @@ def generate(
         clamp = _stretch(clamp, length)
         arguments["clamp"] = clamp
     length = length or loaded.config.length
+    if settings is not None and sampling.nfe is None:
+        arguments["settings"] = settings = loaded.with_enough_calls(settings, length)
     seeds = range(seed, seed + num)
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
     if rank == 0:

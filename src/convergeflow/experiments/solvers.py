@@ -2,7 +2,8 @@
 
 Euler, the multistep solver (no extra calls), Heun (two predictions per step) and the kernel solver (log f constant
 along a step, the kernel exact; passes of the head between the calls) spend the same NFE; each traces a curve over
-w_scg, and curves are compared at equal entropy: noise by noise where the entropies of all points agree, else by interpolation.
+w_scg, and curves are compared at equal entropy: noise by noise where the entropies of all points agree, else by
+interpolation.
 """
 
 from __future__ import annotations
