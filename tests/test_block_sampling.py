@@ -16,6 +16,7 @@ from convergeflow.errors import UserError
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.head import Weighted, weigh
+from convergeflow.model.network import BaseLogits
 from convergeflow.observation import Trace
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling import Clamp
@@ -41,9 +42,18 @@ class ExactChain(ExactPredictor):
         return weigh(h, torch.eye(3, dtype=h.dtype), h.new_zeros(3), x, kernel, self.table, token=True, top_weight=True)
 
 
-def test_an_exact_chain_is_sampled_with_its_own_law() -> None:
+    def base(self, x_t: Tensor, at: Any, condition: Tensor | None, *, after: Any = None) -> BaseLogits:
+        head = torch.nn.Linear(3, 3, dtype=torch.float64)
+        with torch.no_grad():
+            head.weight.copy_(torch.eye(3))
+            head.bias.zero_()
+        return BaseLogits(head, after.log()[:, None], None, self.table)
+
+
+@pytest.mark.parametrize(("solver", "steps"), [("euler", 60), ("kernel", 1)])
+def test_an_exact_chain_is_sampled_with_its_own_law(solver: str, steps: int) -> None:
     predictor = ExactChain(START, 16, Linear())
-    settings = Settings(nfe=4 * 60 + 3, self_condition="none")
+    settings = Settings(nfe=4 * steps + 3, self_condition="none", solver=solver)
     noise = RowDraws(range(4000)).normal(4, 16, dtype=torch.float64)
     parts = integrate_blocks(predictor, pieces(settings, 4, 1), noise, window=4)
     tokens = joined(parts, None).decoded.by("weight")
@@ -110,6 +120,18 @@ def test_too_small_a_budget_and_a_prompt_without_room_are_refused() -> None:
         pieces(Settings(block=8), 64, None)
     with pytest.raises(UserError, match="raise --length"):
         pieces(Settings(nfe=8), 4, 4, known=4)
+
+
+@pytest.mark.parametrize(("length", "least"), [(6, 11), (9, 17)])
+def test_a_presets_calls_are_raised_to_what_a_longer_text_needs(length: int, least: int) -> None:
+    words = Settings(nfe=12, self_condition="none", solver="kernel", block=1)
+    model = block_model()
+    chosen = model.with_enough_calls(words, length)
+    assert chosen.nfe == max(12, least)
+    samples = model.sample(2, length, seeds=[0, 1], settings=chosen)
+    assert samples.ids.shape == (2, length) and samples.nfe == chosen.nfe
+    with pytest.raises(UserError, match=f"raise --nfe to {least}"):
+        model.sample(1, length, seeds=[0], settings=replace(words, nfe=least - 1))
 
 
 def test_shorter_blocks_than_the_longest_can_be_chosen() -> None:
