@@ -161,17 +161,23 @@ def test_temperature_acts_on_all_logits() -> None:
     with torch.no_grad():
         logits = model.network.logits(x, at)
         table = model.network.embedding.rows()
-        same, sharper, coldest = (model.bind().tempered(value)(x, at, None, details=True) for value in (1.0, 0.5, 1e-4))
+        same, sharper, coldest = (
+            model.bind().tempered(value, 1.0)(x, at, None, details=True) for value in (1.0, 0.5, 1e-4)
+        )
         weights = logits.softmax(-1)
         squared = weights.square() / weights.square().sum(-1, keepdim=True)
         assert torch.allclose(same.mu, model.network(x, at).mu, atol=1e-4)
         assert torch.allclose(sharper.mu, squared @ table, atol=1e-4)
         assert torch.allclose(coldest.mu, table[logits.argmax(-1)], atol=1e-4)
         positions = torch.tensor([[True, False, False, True], [False, True, False, False]])
-        some = model.bind().tempered(0.5)(x, at, None, positions=positions)
+        some = model.bind().tempered(0.5, 1.0)(x, at, None, positions=positions)
         assert torch.allclose(some.mu, sharper.mu[positions], atol=1e-5)
         assert torch.allclose(sharper.top_weight, squared.max(-1).values, atol=1e-4)
-        assert torch.allclose(model.bind().tempered(0.5).logits(x, at, None), 2 * logits, atol=1e-4)
+        assert torch.allclose(model.bind().tempered(0.5, 1.0).logits(x, at, None), 2 * logits, atol=1e-4)
+        # Of log f alone: what is left of the logits is the kernel.
+        kernel = float(at.kernel[0]) * x @ table.T
+        base_alone = model.bind().tempered(1.0, 0.5).logits(x, at, None)
+        assert torch.allclose(base_alone, 2 * (logits - kernel) + kernel, atol=1e-4)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match="positive"):
             model.sample(1, 4, seeds=[0], nfe=4, temperature=wrong)
