@@ -35,6 +35,7 @@ test: $(STAMP) ## the whole test suite
 
 lint: $(STAMP) ## style (ruff) and types (mypy)
 	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check --quiet src tests
 	$(BIN)/mypy
 
 bench: $(STAMP) ## measure speed and memory on this machine

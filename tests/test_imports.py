@@ -15,42 +15,36 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "convergeflow"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "randomness", "device", "records", "config", "data", "pretrained"}
+LEAVES = {"errors", "randomness", "device", "files", "plugins", "data", "pretrained"}
 CORE = LEAVES | {"flow", "model"}
-BELOW_FRONT = CORE | {"objective", "decoding", "settings", "sampling", "block_sampling"}
-WITH_SAMPLES = BELOW_FRONT | {"observation", "sample_file"}
-MODELS = WITH_SAMPLES | {"convergeflow", "baselines"}
+METHOD = CORE | {"objective", "sampling"}
+SYSTEMS = METHOD | {"systems"}
+LEARNED = SYSTEMS | {"training", "zoo"}
+MEASURED = LEARNED | {"evaluation", "results"}
 MAY_IMPORT = {
     "errors": set(),
     "randomness": {"errors"},
     "device": {"errors"},
+    "files": {"errors"},
+    "plugins": {"errors"},
     "pretrained": {"errors"},
-    "records": {"errors", "randomness"},
-    "config": {"errors"},
-    "data": {"errors", "randomness"},
-    "flow": {"errors", "randomness"},
+    "data": {"errors", "randomness", "files", "plugins"},
+    "flow": {"errors", "randomness", "plugins"},
     "model": LEAVES | {"flow"},
     "objective": CORE,
-    "decoding": CORE,
-    "settings": CORE | {"decoding"},
-    "sampling": CORE | {"decoding", "settings"},
-    "block_sampling": CORE | {"decoding", "settings", "sampling"},
-    "observation": BELOW_FRONT,
-    "sample_file": BELOW_FRONT,
-    "convergeflow": BELOW_FRONT,
-    "baselines": BELOW_FRONT | {"convergeflow"},  # LangFlow is our network under its own objective
-    "training": MODELS,
-    "zoo": MODELS | {"training"},
-    "evaluation": MODELS | {"zoo", "__init__"},
-    "interop": BELOW_FRONT | {"convergeflow"},
-    "experiments": MODELS | {"training", "zoo", "evaluation", "__init__"},
-    "benchmarks": MODELS | {"training", "zoo"},
-    "comparison": MODELS | {"training", "zoo", "evaluation", "__init__"},
-    "cli": MODELS
-    | {"training", "zoo", "evaluation", "interop", "experiments", "benchmarks", "comparison", "app", "__init__"},
-    "app": MODELS | {"training", "zoo", "evaluation", "experiments", "cli", "__init__"},
+    "sampling": CORE,
+    "systems": METHOD,
+    "paper": set(),
+    "training": SYSTEMS,
+    "zoo": SYSTEMS | {"training"},
+    "interop": LEARNED | {"__init__"},
+    "evaluation": LEARNED | {"__init__"},
+    "results": MEASURED - {"results"} | {"__init__"},
+    "studies": MEASURED | {"__init__"},
+    "benchmarks": LEARNED | {"files", "__init__"},
+    "cli": MEASURED | {"interop", "studies", "benchmarks", "serving", "__init__"},
     "__main__": {"cli"},
-    "__init__": MODELS | {"training", "zoo", "evaluation"},
+    "__init__": MEASURED,
 }
 """Room -> the other rooms it may import. A room is a file or a folder directly under the package."""
 
@@ -103,8 +97,7 @@ def test_imports_point_one_way(file: Path) -> None:
 def test_no_import_cycles() -> None:
     # A registry may import its entries when it is asked for them; what counts is the moment of import.
     graph = {
-        module_of(file): {module for _, module in imported_modules(file, at_import_time=True)}
-        - {module_of(file)}
+        module_of(file): {module for _, module in imported_modules(file, at_import_time=True)} - {module_of(file)}
         for file in FILES
     }
     done: set[str] = set()
@@ -123,9 +116,7 @@ def test_no_import_cycles() -> None:
 def docstrings(tree: ast.Module) -> set[int]:
     """The nodes that only explain: docstrings, and strings that stand alone behind a name."""
     return {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
 
 
@@ -170,9 +161,7 @@ FOREIGN_NAMES = {"get_input_embeddings", "get_output_embeddings"}
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_names_say_what_things_are(file: Path) -> None:
     for part in file.relative_to(SOURCE).with_suffix("").parts:
-        assert part.strip("_") not in {"utils", "util", "helpers", "helper", "common", "misc", "manager"}, (
-            file
-        )
+        assert part.strip("_") not in {"utils", "util", "helpers", "helper", "common", "misc", "manager"}, file
     tree = tree_of(file)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name not in FOREIGN_NAMES:

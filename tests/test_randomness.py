@@ -9,9 +9,15 @@ from convergeflow.randomness import RowDraws, derive_seed
 
 def test_names_separate_streams() -> None:
     seeds = {
-        derive_seed(0), derive_seed(1), derive_seed(0, "a"), derive_seed(0, "a", 1), derive_seed(0, "a", "1"),
-        derive_seed(0, "ab", "c"), derive_seed(0, "a", "bc"), derive_seed(0, 1),
-    }  # fmt: skip
+        derive_seed(0),
+        derive_seed(1),
+        derive_seed(0, "a"),
+        derive_seed(0, "a", 1),
+        derive_seed(0, "a", "1"),
+        derive_seed(0, "ab", "c"),
+        derive_seed(0, "a", "bc"),
+        derive_seed(0, 1),
+    }
     assert len(seeds) == 8 and all(0 <= seed < 2**63 for seed in seeds)
 
 

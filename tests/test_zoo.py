@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from convergeflow import zoo
-from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import checkpoint
 
 

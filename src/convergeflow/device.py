@@ -42,12 +42,8 @@ def choose_device(name: str = "auto") -> Placement:
     if name == "mps":
         if not torch.backends.mps.is_available():
             raise UserError("device 'mps' is not available on this machine; use --device cpu")
-        return Placement(
-            torch.device("mps"), None, torch.float32, "an Apple GPU is present; it has no float64"
-        )
-    return Placement(
-        torch.device("cpu"), None, torch.float64, "no accelerator in use; float32 is fastest here"
-    )
+        return Placement(torch.device("mps"), None, torch.float32, "an Apple GPU is present; it has no float64")
+    return Placement(torch.device("cpu"), None, torch.float64, "no accelerator in use; float32 is fastest here")
 
 
 def state_dtype_of(device: torch.device) -> torch.dtype:

@@ -28,21 +28,19 @@ def load_strictly(cls: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
     with quietly():
         load = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
         try:
-            model, info = load(
-                cls, folder, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-            )
+            model, info = load(cls, folder, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         except SafetensorError as damage:
-            raise UserError(
-                f"{folder}/model.safetensors is damaged ({damage}): copy or train it again"
-            ) from None
+            raise UserError(f"{folder}/model.safetensors is damaged ({damage}): copy or train it again") from None
     problems = [
         f"{word} {key if isinstance(key, str) else key[0]}"
         for word, name in (
-            ("missing", "missing_keys"), ("unexpected", "unexpected_keys"), ("mis-shaped", "mismatched_keys"),
+            ("missing", "missing_keys"),
+            ("unexpected", "unexpected_keys"),
+            ("mis-shaped", "mismatched_keys"),
             ("failed", "error_msgs"),
         )
         for key in sorted(info.get(name) or (), key=str)
-    ]  # fmt: skip
+    ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise UserError(

@@ -30,16 +30,12 @@ class RowDraws:
     def __len__(self) -> int:
         return len(self._generators)
 
-    def normal(
-        self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> Tensor:
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
         """Standard Gaussian numbers, [rows, *shape]."""
         rows = [torch.randn(shape, generator=generator, dtype=dtype) for generator in self._generators]
         return torch.stack(rows).to(device)
 
-    def uniform(
-        self, *shape: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
-    ) -> Tensor:
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
         """Uniform numbers in the open interval (0, 1), [rows, *shape]: a logarithm of them is always finite."""
         rows = [torch.rand(shape, generator=generator, dtype=torch.float64) for generator in self._generators]
         smallest = torch.finfo(dtype).tiny

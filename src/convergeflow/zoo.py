@@ -39,9 +39,7 @@ def locate(name: str | Path) -> Path:
     path = Path(name)
     if not path.exists():
         if "/" in str(name) or str(name).startswith("."):
-            raise UserError(
-                f"{name} does not exist: give a checkpoint folder or one of {', '.join(shipped_models())}"
-            )
+            raise UserError(f"{name} does not exist: give a checkpoint folder or one of {', '.join(shipped_models())}")
         raise unknown_name("model", str(name), shipped_models())
     if (path / checkpoint.MODEL_FOLDER / "config.json").is_file():
         return path / checkpoint.MODEL_FOLDER
@@ -59,7 +57,7 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
     """A model ready to use (a `records.LanguageModel`), with its tokenizer where the folder holds one."""
     from transformers import AutoModel
 
-    import convergeflow.convergeflow  # noqa: F401  (registers the model type with transformers)
+    import convergeflow.systems.convergeflow  # noqa: F401  (registers the model type with transformers)
     from convergeflow.pretrained import type_of
 
     folder = locate(name)
@@ -67,7 +65,7 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
         checkpoint.verify(folder)
     kind = type_of(folder)
     if kind != "convergeflow":
-        from convergeflow.baselines import register
+        from convergeflow.systems import register
 
         register(kind)
     model = AutoModel.from_pretrained(folder)

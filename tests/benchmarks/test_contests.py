@@ -78,11 +78,15 @@ def test_records_have_the_promised_keys(tmp_path: Any) -> None:
     common = {"speedup_vs_plain", "peak_rss_mb", "plain_peak_rss_mb", "gemm_peak_fraction", "tokens_equal"}
     promised = {
         "head": {
-            "speedup_vs_plain_float64", "speedup_vs_plain_float32", "extra_mb", "plain_extra_mb", "gemm_peak_fraction",
+            "speedup_vs_plain_float64",
+            "speedup_vs_plain_float32",
+            "extra_mb",
+            "plain_extra_mb",
+            "gemm_peak_fraction",
         },
         "sample": common,
         "train": common,
-    }  # fmt: skip
+    }
     for what, record in records.items():
         assert promised[what] <= record.keys()
         assert record.get("tokens_equal", True) is True

@@ -159,9 +159,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = root / f"{name}.npy"
         numpy.save(found[name], array)
     found["model"] = root / "model"
-    assert (
-        command_line.main(["import", "langflow", str(found["langflow"]), "--out", str(found["model"])]) == 0
-    )
+    assert command_line.main(["import", "langflow", str(found["langflow"]), "--out", str(found["model"])]) == 0
     for name in ("torn", "resized", "no_weights"):
         found[name] = Path(shutil.copytree(found["model"], root / name))
     (found["no_weights"] / "model.safetensors").unlink()
@@ -172,12 +170,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "hint"),
-    [
-        *(pytest.param(*case, id=case[0]) for case in CASES),
-    ],
-)
+@pytest.mark.parametrize(("line", "code", "hint"), [*(pytest.param(*case, id=case[0]) for case in CASES)])
 def test_one_line_and_the_right_exit_code(
     line: str,
     code: int,

@@ -24,12 +24,7 @@ CASES = json.loads((GOLDEN / "sampler.json").read_text())
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("imported") / "tiny"
-    assert (
-        main(
-            ["import", "langflow", str(GOLDEN / "langflow_tiny"), "--out", str(folder), "--tokenizer", "none"]
-        )
-        == 0
-    )
+    assert main(["import", "langflow", str(GOLDEN / "langflow_tiny"), "--out", str(folder), "--tokenizer", "none"]) == 0
     return str(folder)
 
 
@@ -44,19 +39,33 @@ def test_golden_samples_through_the_command_line(
     golden, number = np.load(GOLDEN / "sampler.npz"), case["case"]
     np.save(tmp_path / "noise.npy", golden[f"noise_{number}"])
     run(
-        "--model", model, "--noise", str(tmp_path / "noise.npy"), "--nfe", str(case["nfe"]), "--refine", str(case["K"]),
-        "--scg", str(case["w_scg"]), "--ug", str(case["w_ug"]), "--schedule", case["configuration"],
-        "--decode", "weight", "--logits", str(tmp_path / "logits.npy"), "--json",
-    )  # fmt: skip
+        "--model",
+        model,
+        "--noise",
+        str(tmp_path / "noise.npy"),
+        "--nfe",
+        str(case["nfe"]),
+        "--refine",
+        str(case["K"]),
+        "--scg",
+        str(case["w_scg"]),
+        "--ug",
+        str(case["w_ug"]),
+        "--schedule",
+        case["configuration"],
+        "--decode",
+        "weight",
+        "--logits",
+        str(tmp_path / "logits.npy"),
+        "--json",
+    )
     shown = json.loads(capsys.readouterr().out)
     assert [sample["ids"] for sample in shown["samples"]] == golden[f"tokens_{number}"].tolist()
     assert shown["nfe"] == case["network_calls"]
     assert np.abs(np.load(tmp_path / "logits.npy") - golden[f"final_logits_{number}"]).max() < 1e-2
 
 
-def test_files_do_not_depend_on_batches_or_json(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_do_not_depend_on_batches_or_json(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, batch in (("a", "2"), ("b", "5")):
         run("--model", model, "--num", "5", "--nfe", "8", "--batch", batch, "--out", str(tmp_path / name))
     capsys.readouterr()
@@ -86,9 +95,9 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(model: str, t
 
 
 def test_temperature_is_an_option_of_every_system_that_has_one() -> None:
-    from convergeflow.baselines import METHODS
     from convergeflow.cli.sampling_options import SamplingOptions, sample_arguments
-    from convergeflow.config import ModelConfig
+    from convergeflow.systems import METHODS
+    from convergeflow.training.config import ModelConfig
 
     def made(name: str, **given: Any) -> dict[str, Any]:
         config = METHODS[name].config_class.from_run(ModelConfig(size="test", method=name), vocabulary=31, length=8)
@@ -106,9 +115,19 @@ def test_two_processes_write_what_one_writes(model: str, tmp_path: Path) -> None
     words = ["generate", "--model", model, "-n", "10", "--nfe", "8", "--batch", "2"]
     assert main([*words, "--out", str(tmp_path / "one")]) == 0
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29631",
-        "-m", "convergeflow", *words, "--out", str(tmp_path / "two"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        "29631",
+        "-m",
+        "convergeflow",
+        *words,
+        "--out",
+        str(tmp_path / "two"),
+    ]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     # 5 batches of 2: the first process makes three of them, so that a single process would have said 10.

@@ -17,7 +17,7 @@ TINY = Path(__file__).resolve().parent.parent / "golden" / "langflow_tiny"
 
 
 def test_langflow_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from convergeflow.convergeflow import ConvergeFlowModel
+    from convergeflow.systems.convergeflow import ConvergeFlowModel
 
     out = tmp_path / "models" / "tiny"
     assert main(["import", "langflow", str(TINY), "--out", str(out), "--json"]) == 0

@@ -94,9 +94,7 @@ def described_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> s
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identify)
-def test_commands_in_the_text_exist_with_their_options(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_in_the_text_exist_with_their_options(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [*commands(page, runnable=False), *commands(page, runnable=True)]
     for line in lines:
         words = shlex.split(line)
@@ -121,9 +119,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("readme")
 
 
-@pytest.mark.parametrize(
-    ("page", "line"), RUNNABLE, ids=[f"{identify(page)}: {line}" for page, line in RUNNABLE]
-)
+@pytest.mark.parametrize(("page", "line"), RUNNABLE, ids=[f"{identify(page)}: {line}" for page, line in RUNNABLE])
 def test_runnable_commands_run(page: Path, line: str, workplace: Path) -> None:
     place = workplace / page.stem
     place.mkdir(exist_ok=True)

@@ -48,8 +48,10 @@ def test_a_sweep_writes_its_files_and_goes_on_where_it_was(
     kept = [path for path in records if path.stat().st_mtime_ns == times[path]]
     assert len(kept) == 3
     # another setting is another point
-    assert main(["sweep", str(model), "--control", "ug", "--values", "0", "--nfe", "3", "--num", "4",
-                 "--out", str(out)]) == 0  # fmt: skip
+    assert (
+        main(["sweep", str(model), "--control", "ug", "--values", "0", "--nfe", "3", "--num", "4", "--out", str(out)])
+        == 0
+    )
     assert len(list((out / "records").glob("*.json"))) == 5
 
 

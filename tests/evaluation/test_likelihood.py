@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import byte_tokenizer
 from convergeflow.errors import UserError
 from convergeflow.evaluation.likelihood import Proposal, bits_per_byte, bound, bytes_per_token
 from convergeflow.flow.schedule import Gumbel
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 
 def independent_words(shares: torch.Tensor, *, width: int = 2, **changes: object) -> ConvergeFlowModel:

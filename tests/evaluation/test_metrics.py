@@ -72,9 +72,7 @@ def test_jensen_shannon_by_hand_and_at_its_ends() -> None:
 def test_jensen_shannon_error_is_that_of_repeated_experiments() -> None:
     rng = np.random.default_rng(2)
     reference = rng.choice(5, (500, 20), p=[0.4, 0.3, 0.1, 0.1, 0.1])
-    found = [
-        jensen_shannon(rng.choice(5, (50, 20), p=[0.1, 0.2, 0.3, 0.2, 0.2]), reference, 1, 5) for _ in range(200)
-    ]
+    found = [jensen_shannon(rng.choice(5, (50, 20), p=[0.1, 0.2, 0.3, 0.2, 0.2]), reference, 1, 5) for _ in range(200)]
     assert np.mean([each.se for each in found]) == pytest.approx(np.std([each.value for each in found]), rel=0.15)
 
 

@@ -16,14 +16,7 @@ from convergeflow.data.tokenizer import byte_tokenizer, stories_tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.evaluation.generative import Scored, mean_nll, perplexity
 from convergeflow.evaluation.protocol import PROTOCOLS, protocols_named
-from convergeflow.evaluation.scorers import (
-    CausalScorer,
-    ExactScorer,
-    Scorer,
-    Texts,
-    scorer_named,
-    split_documents,
-)
+from convergeflow.evaluation.scorers import CausalScorer, ExactScorer, Scorer, Texts, scorer_named, split_documents
 
 # p(next | last) over the words "|" (end of text), "a", "b"
 TABLE = np.array([[0.2, 0.5, 0.3], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])

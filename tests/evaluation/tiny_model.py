@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import stories_tokenizer
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 
 def word_model(length: int = 16, width: int = 32) -> ConvergeFlowModel:

@@ -60,9 +60,7 @@ def test_every_budget_is_spent_exactly_or_refused_with_one_that_works(
     except UserError as refusal:
         named = re.search(r"raise --nfe to (\d+)", str(refusal))
         assert named is not None and int(named[1]) > nfe
-        assert allocate(int(named[1]), controls, schedule, grid=grid, corrector=corrector).nfe == int(
-            named[1]
-        )
+        assert allocate(int(named[1]), controls, schedule, grid=grid, corrector=corrector).nfe == int(named[1])
         return
     assert allocation.nfe == nfe
     assert len(allocation.grid) == allocation.num_steps

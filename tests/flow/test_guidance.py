@@ -36,16 +36,13 @@ def test_rescaled_controls_have_equal_effective_strength_at_the_end(configuratio
     controls = Controls.configuration(configuration, refine=100, scg=37.0, ug=0.5)
     moved = rescaled(controls, paper, here, end=end)
     t = torch.tensor(end, dtype=torch.float64)
-    for left, right in zip(
-        effective_strengths(controls, paper(t)), effective_strengths(moved, here(t)), strict=True
-    ):
+    for left, right in zip(effective_strengths(controls, paper(t)), effective_strengths(moved, here(t)), strict=True):
         torch.testing.assert_close(left, right)
     assert rescaled(controls, paper, paper, end=end) == controls
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"refine": -1}, {"scg": -0.5}, {"ug": float("nan")}, {"scg": float("inf")}, {"scg_schedule": "D"}],
+    "wrong", [{"refine": -1}, {"scg": -0.5}, {"ug": float("nan")}, {"scg": float("inf")}, {"scg_schedule": "D"}]
 )
 def test_impossible_controls_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):

@@ -71,9 +71,7 @@ def test_the_data_end_is_an_ordinary_point() -> None:
     torch.testing.assert_close(moved, MU)
     history = (MU, at(0.5, Linear()))
     chosen = solver.solver_by_name("multistep")
-    assert bool(
-        torch.isfinite(chosen.advance(X, MU, at(0.9, Linear()), at(1.0, Linear()), history=history)).all()
-    )
+    assert bool(torch.isfinite(chosen.advance(X, MU, at(0.9, Linear()), at(1.0, Linear()), history=history)).all())
 
 
 def test_the_noise_form_refuses_infinite_noise() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from convergeflow.convergeflow import ConvergeFlowModel
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.interop.langflow import load_langflow
+from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TINY = GOLDEN / "langflow_tiny"
@@ -48,9 +48,7 @@ def change_config(folder: Path, **values: object) -> None:
 
 
 @torch.no_grad()
-def test_logits_without_self_conditioning(
-    model: ConvergeFlowModel, expected: dict[str, torch.Tensor]
-) -> None:
+def test_logits_without_self_conditioning(model: ConvergeFlowModel, expected: dict[str, torch.Tensor]) -> None:
     logits = model(expected["x"], expected["gamma"]).logits
     torch.testing.assert_close(logits, expected["logits_empty"], atol=1e-4, rtol=0)
 
@@ -63,9 +61,8 @@ def test_logits_and_prediction_with_self_conditioning(
     torch.testing.assert_close(output.logits, expected["logits_selfcond"], atol=1e-4, rtol=0)
     torch.testing.assert_close(output.mu, expected["mu_selfcond"], atol=1e-4, rtol=0)
     # The fused head never makes the logits; it must say the same.
-    fused = model.network(
-        expected["x"], model.schedule.at_gamma(expected["gamma"].double()), expected["self_cond"]
-    )
+    at = model.schedule.at_gamma(expected["gamma"].double())
+    fused = model.network(expected["x"], at, expected["self_cond"]).weigh(expected["x"], at)
     torch.testing.assert_close(fused.mu, expected["mu_selfcond"], atol=1e-4, rtol=0)
 
 
@@ -169,9 +166,7 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert "\n" not in str(failure.value)
 
 
-def test_a_hub_name_is_downloaded(
-    monkeypatch: pytest.MonkeyPatch, model: ConvergeFlowModel
-) -> None:
+def test_a_hub_name_is_downloaded(monkeypatch: pytest.MonkeyPatch, model: ConvergeFlowModel) -> None:
     import huggingface_hub
 
     asked = []

@@ -7,14 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from convergeflow.model.backbone import (
-    Backbone,
-    EvidencePooling,
-    Neighbours,
-    NoiseLevelEmbedding,
-    SelfConditionedInput,
-    rotate,
-)
+from convergeflow.flow.schedule import Linear
+from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, SelfConditionedInput, rotate
+from convergeflow.model.small_scale import open_gates
+from convergeflow.model.views import AfterWords
 
 
 def trained_like(**changes: object) -> Backbone:
@@ -109,10 +105,12 @@ def test_no_condition_is_a_zero_condition() -> None:
 def test_a_paired_pass_shows_each_noisy_position_itself_and_the_clean_words_before_it() -> None:
     torch.manual_seed(0)
     length, width = 5, 16
-    backbone = Backbone(width=width, depth=2, heads=2, condition_width=8, gate_init=1.0).eval().double()
+    backbone = Backbone(width=width, depth=2, heads=2, condition_width=8).eval().double()
+    open_gates(backbone, 1.0)
     clean, noisy = torch.randn(1, length, width).double(), torch.randn(1, length, width).double()
     pair = torch.cat([clean, noisy], 1).requires_grad_()
-    out = backbone(pair, torch.zeros(1).double(), paired=torch.arange(length))
+    view = AfterWords(clean, Linear()(torch.ones(1, length)), torch.arange(length))
+    out = backbone(pair, torch.zeros(1).double(), view)
     for position in range(length):
         (seen,) = torch.autograd.grad(out[0, length + position].square().sum(), pair, retain_graph=True)
         touched = (seen[0].abs().sum(-1) > 0).nonzero()[:, 0].tolist()
@@ -122,37 +120,3 @@ def test_a_paired_pass_shows_each_noisy_position_itself_and_the_clean_words_befo
         causal = Backbone(width=width, depth=2, heads=2, condition_width=8, causal=True).eval().double()
         causal.load_state_dict(backbone.state_dict())
         torch.testing.assert_close(causal(alone, torch.zeros(1).double())[:, -1], out[:, length + position])
-
-
-def test_neighbours_look_back_only_and_no_further_than_their_reach() -> None:
-    torch.manual_seed(0)
-    neighbours = Neighbours(4, reach=2)
-    x = torch.randn(1, 6, 4, requires_grad=True)
-    out = neighbours(x)
-    for position in range(6):
-        (seen,) = torch.autograd.grad(out[0, position].sum(), x, retain_graph=True)
-        touched = (seen[0].abs().sum(-1) > 0).nonzero()[:, 0].tolist()
-        assert touched == list(range(max(0, position - 2), position))
-    nearest = torch.nn.functional.linear(x[0, 2], neighbours.mix.weight[:, :4])
-    second = torch.nn.functional.linear(x[0, 1], neighbours.mix.weight[:, 4:])
-    torch.testing.assert_close(out[0, 3], nearest + second)
-
-
-def test_evidence_is_pooled_from_others_and_in_a_pair_from_the_clean_words_before() -> None:
-    torch.manual_seed(0)
-    pooling = EvidencePooling(8)
-    h = torch.randn(1, 6, 8)
-
-    def sources(paired: torch.Tensor | None) -> list[list[int]]:
-        values = torch.randn(1, 6, 8, requires_grad=True)
-        out = pooling(h, values, paired=paired)
-        rows = []
-        for position in range(6):
-            (seen,) = torch.autograd.grad(out[0, position].sum(), values, retain_graph=True)
-            assert float(seen.max()) < 0.1, "nothing is pooled at the beginning"
-            rows.append((seen[0, :, 0] > 0).nonzero()[:, 0].tolist())
-        return rows
-
-    assert sources(None) == [[q for q in range(6) if q != p] for p in range(6)]
-    assert sources(torch.arange(3)) == [[], [0], [0, 1], [], [0], [0, 1]]
-    assert sources(torch.tensor([0, 1, 1])) == [[], [0], [0, 1], [], [0, 5], [0, 4]]

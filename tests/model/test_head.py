@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from convergeflow.model import head
-from convergeflow.model.head import cross_entropy, kernel_scores, logits, nearest, weigh
+from convergeflow.model import fused as fused_module
+from convergeflow.model.fused import exact_products, kernel_scores, nearest, weigh
+from convergeflow.model.head import logits
 
-NAMES = ("h", "weight", "bias", "x", "kernel", "table", "norm_term")
+NAMES = ("h", "weight", "bias", "x", "kernel", "table")
 
 
 def operands(
@@ -31,7 +32,6 @@ def operands(
         "x": normal(num, width),
         "kernel": normal(num).abs() + 0.5,
         "table": normal(vocabulary, width),
-        "norm_term": normal(num).abs(),
     }
 
 
@@ -39,7 +39,6 @@ def dense(parts: dict[str, Tensor], targets: Tensor) -> dict[str, Tensor]:
     """The definition, written out with materialised logits."""
     total = parts["h"] @ parts["weight"].T + parts["bias"]
     total = total + parts["kernel"][:, None] * (parts["x"] @ parts["table"].T)
-    total = total - parts["norm_term"][:, None] * parts["table"].pow(2).sum(-1)
     w = total.softmax(-1)
     return {
         "mu": w @ parts["table"],
@@ -53,9 +52,18 @@ def dense(parts: dict[str, Tensor], targets: Tensor) -> dict[str, Tensor]:
 
 def fused(parts: dict[str, Tensor], targets: Tensor, **options: Any) -> dict[str, Tensor]:
     done = weigh(
-        parts["h"], parts["weight"], parts["bias"], parts["x"], parts["kernel"], parts["table"],
-        norm_term=parts["norm_term"], targets=targets, token=True, top_weight=True, entropy=True, **options,
-    )  # fmt: skip
+        parts["h"],
+        parts["weight"],
+        parts["bias"],
+        parts["x"],
+        parts["kernel"],
+        parts["table"],
+        targets=targets,
+        token=True,
+        top_weight=True,
+        entropy=True,
+        **options,
+    )
     return {name: getattr(done, name) for name in dense(parts, targets)}
 
 
@@ -65,15 +73,13 @@ def cutting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "one tile":
         return {}
     if request.param == "tiles and row blocks":
-        monkeypatch.setattr(head, "CPU_CELLS", 15)
+        monkeypatch.setattr(fused_module, "CPU_CELLS", 15)
     return {"tile": 5}
 
 
 @pytest.mark.parametrize("keep", [0, 7 * 4 * 8 * 2, 1 << 20], ids=["recompute", "keep some", "keep all"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_values_and_gradients_equal_dense_autograd(
-    cutting: dict[str, int], dtype: torch.dtype, keep: int
-) -> None:
+def test_values_and_gradients_equal_dense_autograd(cutting: dict[str, int], dtype: torch.dtype, keep: int) -> None:
     parts = operands(dtype)
     targets = torch.tensor([0, 4, 5, 22, 11, 9, 14])
     rng = torch.Generator().manual_seed(8)
@@ -103,7 +109,7 @@ def test_gradcheck(cutting: dict[str, int], keep: int) -> None:
     targets = torch.tensor([0, 6, 5])
 
     def route(*leaves: Tensor) -> tuple[Tensor, ...]:
-        done = weigh(*leaves[:6], norm_term=leaves[6], targets=targets, keep=keep, **cutting)  # type: ignore[arg-type]
+        done = weigh(*leaves, targets=targets, keep=keep, **cutting)  # type: ignore[arg-type]
         return done.mu, done.log_normaliser, done.cross_entropy  # type: ignore[return-value]
 
     # A second backward pass makes the kept tiles again, which differs in the last bit.
@@ -138,17 +144,15 @@ def test_weights_are_the_gaussian_posterior() -> None:
     sigma = (1 - alpha**2).sqrt()
     base = parts["h"] @ parts["weight"].T + parts["bias"]
     call = (parts["h"], parts["weight"], parts["bias"], parts["x"], alpha / sigma**2)
-    norm_term = alpha**2 / (2 * sigma**2)
 
     w = gaussian_posterior(base, parts["x"], alpha, sigma, table)
     assert (logits(*call, table).softmax(-1) - w).abs().max() < 1e-10
     assert (weigh(*call, table, tile=2).mu - w @ table).abs().max() < 1e-10
 
+    # The kernel is an inner product because the rows have equal norms; without them it is another posterior.
     table[2] *= 1.5
     w = gaussian_posterior(base, parts["x"], alpha, sigma, table)
     assert (weigh(*call, table, tile=2).mu - w @ table).abs().max() > 1e-3
-    assert (weigh(*call, table, tile=2, norm_term=norm_term).mu - w @ table).abs().max() < 1e-10
-    assert (logits(*call, table, norm_term).softmax(-1) - w).abs().max() < 1e-10
 
 
 def test_leading_shape_and_broadcast_kernel() -> None:
@@ -165,22 +169,6 @@ def test_leading_shape_and_broadcast_kernel() -> None:
     (found,) = torch.autograd.grad(done.log_normaliser.sum(), kernel)
     (expected,) = torch.autograd.grad(total.logsumexp(-1).sum(), kernel)
     torch.testing.assert_close(found, expected)
-
-
-def test_cross_entropy_without_the_mean(cutting: dict[str, int]) -> None:
-    parts = operands(torch.float64)
-    targets = torch.tensor([0, 4, 5, 22, 11, 9, 14])
-    results = []
-    for fused_route in (False, True):
-        leaves = {name: value.clone().requires_grad_() for name, value in parts.items()}
-        if fused_route:
-            call = [leaves[name] for name in NAMES[:6]]
-            values = cross_entropy(*call, targets, norm_term=leaves["norm_term"], keep=300, **cutting)  # type: ignore[arg-type]
-        else:
-            values = dense(leaves, targets)["cross_entropy"]
-        values.square().sum().backward()
-        results.append([values, *(leaf.grad for leaf in leaves.values())])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-11)
 
 
 def test_base_logits_alone() -> None:
@@ -205,7 +193,7 @@ def test_shared_scores_change_nothing() -> None:
 
 def test_kernel_scores_in_tiles(cutting: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     if cutting:
-        monkeypatch.setattr(head, "CPU_TILE", cutting["tile"])
+        monkeypatch.setattr(fused_module, "CPU_TILE", cutting["tile"])
     parts = operands(torch.float64, num=8)
     x = parts["x"].reshape(2, 4, -1)
     torch.testing.assert_close(kernel_scores(x, parts["table"]), x @ parts["table"].T)
@@ -222,9 +210,16 @@ def test_sums_alone_measure_tiles_against_an_earlier_peak(rise: float, keep: int
     expected = dense(leaves, targets)
     shared = {name: part.clone().requires_grad_() for name, part in parts.items()}
     found = weigh(
-        shared["h"], shared["weight"], shared["bias"], shared["x"], shared["kernel"], shared["table"],
-        norm_term=shared["norm_term"], targets=targets, keep=keep, **cutting,
-    )  # fmt: skip
+        shared["h"],
+        shared["weight"],
+        shared["bias"],
+        shared["x"],
+        shared["kernel"],
+        shared["table"],
+        targets=targets,
+        keep=keep,
+        **cutting,
+    )
     for name in ("mu", "log_normaliser", "cross_entropy"):
         torch.testing.assert_close(getattr(found, name), expected[name], rtol=1e-9, atol=1e-9)
     (found.mu.sum() + found.cross_entropy.sum()).backward()
@@ -237,7 +232,6 @@ def test_huge_logits_stay_finite() -> None:
     """A strong kernel moves logits by far more than exp can hold, rising and falling over the tiles."""
     parts = operands(torch.float32)
     parts["kernel"] = parts["kernel"] * 1e4
-    parts["norm_term"] = torch.zeros(7)
     targets = torch.arange(7)
     for order in (torch.arange(23), torch.arange(23).flip(0)):
         turned = {**parts, **{name: parts[name][order] for name in ("weight", "bias", "table")}}
@@ -276,7 +270,7 @@ def test_products_of_the_kernel_term_are_exact_and_the_setting_returns() -> None
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        with head.exact_products():
+        with exact_products():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from convergeflow.config import resolve
 from convergeflow.errors import UserError
 from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
+from convergeflow.training.config import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -37,21 +37,11 @@ def test_building_leaves_the_global_generator_alone() -> None:
 def test_configuration_reaches_the_model() -> None:
     model = build_model(
         resolve(
-            "test",
-            [
-                "model.predictor=direct",
-                "model.gate_init=0.5",
-                "model.context_free_input=true",
-                "recompute=true",
-            ],
+            "test", ["model.predictor=direct", "model.gate_init=0.5", "model.context_free_input=true", "recompute=true"]
         ),
         20,
     )
-    assert (
-        model.config.predictor == "direct"
-        and model.config.gate_init == 0.5
-        and model.config.context_free_input
-    )
+    assert model.config.predictor == "direct" and model.config.gate_init == 0.5 and model.config.context_free_input
     assert model.network.backbone.recompute
     assert model.config.schedule["loc"] == pytest.approx(4.723 - math.log(768 / 32))
     assert build_model(resolve("test", ["model.schedule.kind=cosine"]), 20).learned_schedule is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from convergeflow.config import EmaConfig
+from convergeflow.training.config import EmaConfig
 from convergeflow.training.ema import WeightAverage, decay_at
 
 

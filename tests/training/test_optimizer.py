@@ -8,20 +8,13 @@ import torch
 from torch import nn
 from toy import ToyModel
 
-from convergeflow.config import OptimizerConfig, StageConfig
 from convergeflow.errors import ConvergeFlowError
+from convergeflow.training.config import OptimizerConfig, StageConfig
 from convergeflow.training.optimizer import Muon, StageOptimizer, groups_of, kind_of, orthogonalise
 
 
 def stage(**changes: Any) -> StageConfig:
-    values = {
-        "name": "s",
-        "objective": "ce",
-        "steps": 10,
-        "lr": 1e-3,
-        "learn_table": True,
-        "learn_schedule": True,
-    }
+    values = {"name": "s", "objective": "ce", "steps": 10, "lr": 1e-3, "learn_table": True, "learn_schedule": True}
     return StageConfig(**{**values, **changes})
 
 
@@ -45,9 +38,7 @@ def test_kinds(name: str, shape: tuple[int, ...], kind: str) -> None:
 
 def test_groups_cover_every_trained_parameter_once() -> None:
     model = ToyModel()
-    adamw, muon = groups_of(
-        model.named_parameters(), stage(), OptimizerConfig(name="muon-fp32", weight_decay=0.1)
-    )
+    adamw, muon = groups_of(model.named_parameters(), stage(), OptimizerConfig(name="muon-fp32", weight_decay=0.1))
     names = [name for group in [*adamw, *muon] for name in group["names"]]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     assert [name for group in muon for name in group["names"]] == ["blocks.0.0.weight", "blocks.1.0.weight"]
@@ -59,9 +50,7 @@ def test_groups_cover_every_trained_parameter_once() -> None:
 
 def test_rates_by_kind_and_share() -> None:
     optimizer = StageOptimizer(
-        ToyModel().named_parameters(),
-        stage(schedule_lr=0.5, matrix_lr=0.02),
-        OptimizerConfig(name="muon-fp32"),
+        ToyModel().named_parameters(), stage(schedule_lr=0.5, matrix_lr=0.02), OptimizerConfig(name="muon-fp32")
     )
     assert optimizer.set_rate(0.5) == 0.5e-3
     rates = {group["kind"]: group["lr"] for part in optimizer.parts for group in part.param_groups}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from convergeflow.config import resolve
 from convergeflow.errors import UserError
 from convergeflow.model.embedding import normalise_rows
 from convergeflow.training import checkpoint
 from convergeflow.training.build import build_model
+from convergeflow.training.config import resolve
 from convergeflow.training.estimate import estimate
 from convergeflow.training.run import Reporter, saved_config, train
 
@@ -34,7 +34,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def test_a_run_leaves_a_model_that_loads(tmp_path: Path) -> None:
-    from convergeflow.convergeflow import ConvergeFlowModel
+    from convergeflow.systems.convergeflow import ConvergeFlowModel
 
     outcome = train(resolve("test", SHORT), tmp_path / "run")
     assert outcome.finished and outcome.step == 10

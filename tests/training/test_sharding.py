@@ -58,9 +58,7 @@ def test_a_sharded_run_resumes_exactly(tmp_path: Path) -> None:
     assert finish(start(tmp_path / "broken", config, world=2, stop_at=5)) == [0, 0]
     assert checkpoint.present(tmp_path / "broken")[-1].name == "step-00000005"
     assert finish(start(tmp_path / "broken", config, world=2, resume=True)) == [0, 0]
-    assert (tmp_path / "broken/journal.jsonl").read_bytes() == (
-        tmp_path / "unbroken/journal.jsonl"
-    ).read_bytes()
+    assert (tmp_path / "broken/journal.jsonl").read_bytes() == (tmp_path / "unbroken/journal.jsonl").read_bytes()
     for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors"):
         left, right = (checkpoint.present(tmp_path / run)[-1] / name for run in ("broken", "unbroken"))
         assert left.read_bytes() == right.read_bytes(), name

@@ -17,14 +17,7 @@ from toy import ToyCorpus, finish, kill, losses, run_toy, start, toy_config
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.training import checkpoint
 
-FILES = (
-    "model.safetensors",
-    "ema.safetensors",
-    "optimizer.safetensors",
-    "trainer.json",
-    "config.json",
-    "run.json",
-)
+FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "trainer.json", "config.json", "run.json")
 
 
 def assert_same_end(broken: Path, unbroken: Path) -> None:
@@ -76,9 +69,7 @@ def test_kill_in_the_middle_of_saving(tmp_path: Path, rename: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip"])
-def test_damaged_checkpoint_is_refused_by_name_and_the_run_still_ends_the_same(
-    tmp_path: Path, damage: str
-) -> None:
+def test_damaged_checkpoint_is_refused_by_name_and_the_run_still_ends_the_same(tmp_path: Path, damage: str) -> None:
     config = toy_config()
     run_toy(tmp_path / "unbroken", config)
     out = tmp_path / "broken"

@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from convergeflow.config import RunConfig, from_dict
+from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
-from convergeflow.records import Loss, Samples
+from convergeflow.systems.protocol import Samples
+from convergeflow.training.config import RunConfig, from_dict
 from convergeflow.training.trainer import Outcome, Trainer
 
 VOCABULARY, LENGTH, WIDTH = 11, 6, 8
@@ -79,9 +80,7 @@ class ToyModel(nn.Module):
         h = self._trunk(self.embedding(tokens) + draws.normal(LENGTH, WIDTH))
         return {"ce": float(nn.functional.cross_entropy(self.head(h).flatten(0, 1), tokens.flatten()))}
 
-    def sample(
-        self, num: int, length: int, *, seeds: Any, nfe: int, observe: Any = None, **controls: Any
-    ) -> Samples:
+    def sample(self, num: int, length: int, *, seeds: Any, nfe: int, observe: Any = None, **controls: Any) -> Samples:
         ids = self.head(self._trunk(RowDraws(seeds).normal(length, WIDTH))).argmax(-1)
         return Samples(ids, list(seeds), 1, {})
 
@@ -179,16 +178,10 @@ def _die_at_rename(number: int) -> None:
     Path.rename = rename  # type: ignore[method-assign]
 
 
-def _child(
-    out: Path, config: dict[str, Any], rank: int, world: int, port: int, options: dict[str, Any]
-) -> None:
+def _child(out: Path, config: dict[str, Any], rank: int, world: int, port: int, options: dict[str, Any]) -> None:
     if world > 1:
         os.environ.update(
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world)
         )
     run_toy(out, from_dict(config), **options)
     if world > 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convergeflow.benchmarks import measure
-from convergeflow.model import head
+from convergeflow.model import fused
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
         self.pull = normal(shape.rows, shape.width)
 
     def fused(self) -> Tensor:
-        return head.weigh(self.h, self.weight, self.bias, self.x, self.kernel, self.table).mu
+        return fused.weigh(self.h, self.weight, self.bias, self.x, self.kernel, self.table).mu
 
     def plain_float64(self) -> Tensor:
         return self._plain(self.kernel)
@@ -102,9 +102,7 @@ def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]
     if not backward:
         cases = {name: call for name, call in cases.items() if not name.startswith("train")}
     time, processor = measure.alternate({**cases, measure.GEMM: measure.gemm_case()}, repeats)
-    extra = {
-        name: measure.in_fresh_process("head", shape=vars(shape), contestant=name)["extra_mb"] for name in cases
-    }
+    extra = {name: measure.in_fresh_process("head", shape=vars(shape), contestant=name)["extra_mb"] for name in cases}
     peak, processor_peak = measure.gemm_rate(time[measure.GEMM]), measure.gemm_rate(processor[measure.GEMM])
     flops = measure.head_flops(shape.rows, shape.width, shape.vocabulary)
     record: dict[str, Any] = {
@@ -143,7 +141,7 @@ def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]
 def _training_flops(shape: Shape) -> float:
     """Forward 3, backward 3, and 2 more for every tile that is made again instead of kept."""
     cells = shape.rows * shape.vocabulary
-    kept = min(1.0, head.kept_bytes(shape.rows, shape.vocabulary) / (4 * cells))
+    kept = min(1.0, fused.kept_bytes(shape.rows, shape.vocabulary) / (4 * cells))
     products = 6 + 2 * (1 - kept)
     return measure.head_flops(shape.rows, shape.width, shape.vocabulary, products=1) * products
 

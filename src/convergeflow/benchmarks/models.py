@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from convergeflow.benchmarks.plain import PlainModel
-from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,13 @@ SIZES = {
 def build(size: Size) -> ConvergeFlowModel:
     """A model with weights like a trained one's in scale: fresh ones are zero where it matters."""
     config = ConvergeFlowConfig(
-        vocabulary=size.vocabulary, width=size.width, depth=size.depth, heads=size.heads, length=size.length,
+        vocabulary=size.vocabulary,
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        length=size.length,
         schedule={"kind": "gumbel", "loc": 4.9563, "scale": 0.9637, "cutoff": 1e-5},
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)  # contestants are built apart and must start alike
         model = ConvergeFlowModel(config)

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-from convergeflow import sampling
 from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.models import Size, build, plain_twin
-from convergeflow.convergeflow import ConvergeFlowModel
 from convergeflow.flow.guidance import Controls
-from convergeflow.settings import Freeze, Settings
+from convergeflow.sampling.driver import SHARED_SCORES_BYTES, cohort, drive
+from convergeflow.sampling.settings import Freeze, Settings
 
 CALLS_PER_POINT = 9
 """The headline spends 64 calls on 7 points."""
@@ -33,10 +31,7 @@ def settings_for(points: int, freeze: bool = False) -> Settings:
     """The measured setting on the last `points` times of the grid."""
     controls = Controls.configuration("A", refine=CALLS_PER_POINT - 1, scg=GUIDANCE)
     return Settings(
-        nfe=CALLS_PER_POINT * points,
-        controls=controls,
-        grid=GRID[-points:],
-        freeze=Freeze() if freeze else None,
+        nfe=CALLS_PER_POINT * points, controls=controls, grid=GRID[-points:], freeze=Freeze() if freeze else None
     )
 
 
@@ -52,32 +47,18 @@ class Contest:
 
     def named(self) -> dict[str, Callable[[], Tensor]]:
         """Contestant -> function that returns tokens."""
-        return {
-            "plain": self.plain,
-            "tiled": lambda: self.ours(shared=False),
-            "shared": lambda: self.ours(shared=True),
-        }
+        return {"plain": self.plain, "tiled": lambda: self.ours(shared=False), "shared": lambda: self.ours(shared=True)}
 
     def ours(self, *, shared: bool, freeze: bool = False) -> Tensor:
-        budget = sampling.SHARED_SCORES_BYTES if shared else 0
         settings = replace(self.settings, freeze=Freeze() if freeze else None)
-        with mock.patch.object(sampling, "SHARED_SCORES_BYTES", budget):
-            return _sample(self.model, self.size, settings, self.noise)
+        batch = cohort(self.model.bind(), settings, self.noise)
+        drive([batch], SHARED_SCORES_BYTES if shared else 0)
+        return batch.end().decoded.by("weight")
 
     def plain(self) -> Tensor:
         plan = self.settings.plan(self.model.schedule)
         gammas = plan.points.gamma.tolist()
-        return plain.sample(
-            plain_twin(self.model), self.noise, gammas, plan.allocation.refinements, plan.w_scg
-        )
-
-
-def _sample(model: ConvergeFlowModel, size: Size, settings: Settings, noise: Tensor) -> Tensor:
-    done = model.sample(
-        size.sample_batch, size.length, seeds=range(size.sample_batch), settings=settings, noise=noise,
-        batch=size.sample_batch,
-    )  # fmt: skip
-    return done.ids
+        return plain.sample(plain_twin(self.model), self.noise, gammas, plan.allocation.refinements, plan.w_scg)
 
 
 @torch.no_grad()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.models import Size, build, plain_twin
-from convergeflow.config import EmaConfig, OptimizerConfig, StageConfig
 from convergeflow.flow.grid import training_times
-from convergeflow.model import head
+from convergeflow.model import fused
 from convergeflow.randomness import RowDraws
+from convergeflow.training.config import EmaConfig, OptimizerConfig, StageConfig
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.optimizer import StageOptimizer
 
@@ -160,7 +160,8 @@ def _tokens_equal(ours: Ours, rival: Plain) -> bool:
     rng = torch.Generator().manual_seed(5)
     x = torch.randn(1, size.length, size.width, generator=rng)
     ours.model.eval()
-    mine = ours.model.network(x, ours.model.schedule.at_gamma(gamma.double()), None, details=True).token
+    at = ours.model.schedule.at_gamma(gamma.double())
+    mine = ours.model.network(x, at).weigh(x, at, details=True).token
     ours.model.train()
     assert mine is not None
     return bool(torch.equal(mine, rival.model.logits(x, gamma, None).argmax(-1)))
@@ -171,7 +172,7 @@ def _flops(size: Size) -> float:
     rows = size.train_batch * size.length
     trunk = measure.trunk_flops(rows, size.length, size.width, size.depth)
     one = measure.head_flops(rows, size.width, size.vocabulary, 1)
-    kept = min(1.0, head.kept_bytes(rows, size.vocabulary) / (4 * rows * size.vocabulary))
+    kept = min(1.0, fused.kept_bytes(rows, size.vocabulary) / (4 * rows * size.vocabulary))
     first_pass = size.self_condition * (trunk + 3 * one)
     return 3 * trunk + (6 + 2 * (1 - kept)) * one + first_pass
 

@@ -35,8 +35,8 @@ def blind(
       convergeflow generate --num 20 --preset config-b --out ours.jsonl
       convergeflow blind ours=ours.jsonl ar=ar.jsonl --real stories --out out/blind
     """
-    from convergeflow.comparison.blind import Text, key_page, page, shuffled
-    from convergeflow.sample_file import read_samples
+    from convergeflow.results.sample_file import read_samples
+    from convergeflow.studies.blind import Text, key_page, page, shuffled
 
     sources: dict[str, list[Text]] = {}
     facts: dict[str, Any] = {}
@@ -62,10 +62,10 @@ def blind(
 
 
 def _real(preset: str, num: int) -> list[Any]:
-    from convergeflow.comparison.blind import Text
-    from convergeflow.config import resolve
     from convergeflow.evaluation.reference import corpus_reference
+    from convergeflow.studies.blind import Text
     from convergeflow.training.build import open_corpus
+    from convergeflow.training.config import resolve
 
     config = resolve(preset, [])
     reference = corpus_reference(open_corpus(config), num, config.corpus.length)

@@ -51,11 +51,11 @@ def compare(
       convergeflow compare --corpus stories --steps 1200 model.depth=4
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
     """
-    from convergeflow import config as configuration
+    from convergeflow.training import config as configuration
 
     base = configuration.resolve(corpus, list(changes or ()))
     budgets = _numbers(nfe)
-    from convergeflow.comparison.systems import on_budget, systems_named
+    from convergeflow.studies.systems import on_budget, systems_named
 
     base = base if steps is None else on_budget(base, steps)
     wanted = systems_named(systems)
@@ -99,11 +99,11 @@ def _study(
     device: str,
 ) -> Any:
     from convergeflow.cli.evaluate import default_scorer
-    from convergeflow.comparison.study import Study
     from convergeflow.evaluation.assessment import Assessor
     from convergeflow.evaluation.protocol import protocols_named
     from convergeflow.evaluation.reference import corpus_reference
     from convergeflow.evaluation.scorers import scorer_named
+    from convergeflow.studies.study import Study
     from convergeflow.training.build import open_corpus
 
     chosen = protocols_named(protocol)
@@ -113,23 +113,24 @@ def _study(
     judge = scorer_named(scorer or default_scorer(reference), device=device, say=note)
     command = "convergeflow " + shlex.join(sys.argv[1:])
     return Study(
-        base, folder, systems, budgets, num, Assessor(judge, reference), chosen[0],
-        bound_draws=bound, device=device, note=note, command=command,
-    )  # fmt: skip
+        base,
+        folder,
+        systems,
+        budgets,
+        num,
+        Assessor(judge, reference),
+        chosen[0],
+        bound_draws=bound,
+        device=device,
+        note=note,
+        command=command,
+    )
 
 
 def _run(study: Any, folder: Path, corpus: str, json: bool) -> None:
-    from convergeflow.comparison.table import (
-        COLUMNS,
-        cells,
-        frontiers,
-        markdown,
-        objective_alone,
-        rows,
-        verdict,
-    )
     from convergeflow.evaluation.record import write_record
     from convergeflow.evaluation.report import frontier_figure, save_figure
+    from convergeflow.studies.table import COLUMNS, cells, frontiers, markdown, objective_alone, rows, verdict
 
     folder.mkdir(parents=True, exist_ok=True)
     with progress("comparing") as bar:
@@ -147,10 +148,18 @@ def _run(study: Any, folder: Path, corpus: str, json: bool) -> None:
     said, objective = verdict(table), objective_alone(results)
     write_record(
         folder / "table.json",
-        {"kind": "comparison", "format": 1, "corpus": corpus, "about": about, "rows": table, "verdict": said,
-         "objective": objective,
-         "command": study.command, "frontiers": {str(nfe): figure.describe() for nfe, figure in figures.items()}},
-    )  # fmt: skip
+        {
+            "kind": "comparison",
+            "format": 1,
+            "corpus": corpus,
+            "about": about,
+            "rows": table,
+            "verdict": said,
+            "objective": objective,
+            "command": study.command,
+            "frontiers": {str(nfe): figure.describe() for nfe, figure in figures.items()},
+        },
+    )
     (folder / "table.md").write_text(markdown(table, {"corpus": corpus, "about": about}, objective), encoding="utf-8")
     for nfe, figure in figures.items():
         save_figure(frontier_figure(figure), folder, f"frontier-nfe{nfe}")

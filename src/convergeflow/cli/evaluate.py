@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convergeflow.cli.console import note, print_json, progress
-from convergeflow.cli.sampling_options import (
-    SamplingOptions,
-    parse_knobs,
-    sample_arguments,
-    takes_sampling_options,
-)
+from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,9 +37,7 @@ Knobs = Annotated[
 @takes_sampling_options
 def evaluate(
     sampling: SamplingOptions,
-    model: Annotated[
-        str | None, typer.Argument(help="A shipped model, a checkpoint folder or a training run.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="A shipped model, a checkpoint folder or a training run.")] = None,
     samples: Annotated[
         Path | None, typer.Option(help="Score this file (from `convergeflow generate --out`) instead of sampling.")
     ] = None,
@@ -156,9 +149,10 @@ def draw(
     """Samples of a loaded model; `options` are those of `model.sample`, `advance` hears of every batch."""
     from dataclasses import replace
 
-    from convergeflow import sample_file, zoo
+    from convergeflow import zoo
     from convergeflow.evaluation.assessment import SampleSet
-    from convergeflow.sampling import default_batch
+    from convergeflow.results import sample_file
+    from convergeflow.sampling.driver import default_batch
 
     length = length or loaded.config.length
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
@@ -181,9 +175,10 @@ def draw(
 
 def _read(path: Path, model: str | None, num: int | None) -> SampleSet:
     """The first `num` samples of a file, with the tokenizer of its model where that can be found."""
-    from convergeflow import sample_file, zoo
+    from convergeflow import zoo
     from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
     from convergeflow.evaluation.assessment import SampleSet
+    from convergeflow.results import sample_file
 
     lines = sample_file.read_samples(path)
     if num is not None and num > len(lines):

@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convergeflow.cli.console import note, print_json, progress, watched
-from convergeflow.cli.sampling_options import (
-    SamplingOptions,
-    parse_knobs,
-    sample_arguments,
-    takes_sampling_options,
-)
+from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 
 if TYPE_CHECKING:
-    from convergeflow.sampling import Clamp
+    from convergeflow.sampling.wrappers import Clamp
 
 GAP = "___"
 
@@ -34,27 +29,18 @@ def generate(
     length: Annotated[int | None, typer.Option(help="Tokens per sample. [default: the model's own]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")] = 0,
     batch: Annotated[int | None, typer.Option(help="Samples per network call. [default: what fits]")] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")
-    ] = None,
-    infill: Annotated[
-        str | None, typer.Option(help=f'Text with gaps to fill, as in "Once {GAP} the {GAP}".')
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")] = None,
+    infill: Annotated[str | None, typer.Option(help=f'Text with gaps to fill, as in "Once {GAP} the {GAP}".')] = None,
     gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
     knobs: Annotated[
         list[str] | None,
         typer.Option("--set", help="A control that only this method has, as in temperature=0.9; repeatable."),
     ] = None,
     noise: Annotated[
-        Path | None,
-        typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'."),
+        Path | None, typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
     logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
@@ -79,11 +65,12 @@ def generate(
     import numpy as np
     import torch
 
-    from convergeflow import sample_file, zoo
+    from convergeflow import zoo
     from convergeflow.device import state_dtype_of
     from convergeflow.errors import UserError
-    from convergeflow.observation import LiveText, Trace, both
-    from convergeflow.sampling import default_batch
+    from convergeflow.results import sample_file
+    from convergeflow.sampling.driver import default_batch
+    from convergeflow.sampling.observation import LiveText, Trace, both
 
     for option, value in (("--num", num), ("--length", length), ("--batch", batch)):
         if value is not None and value < 1:
@@ -95,17 +82,13 @@ def generate(
             raise UserError(f"the folder {path.parent} does not exist: make it first")
     rank, world, wait = _processes()
     if world > 1 and (out is None or trace is not None or logits is not None or json):
-        raise UserError(
-            "several processes stream to one file: give --out, without --trace, --logits and --json"
-        )
+        raise UserError("several processes stream to one file: give --out, without --trace, --logits and --json")
     loaded = zoo.load_model(model, device=device)
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs))
     settings = arguments.get("settings")
     name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
     if settings is None and (noise or logits or trace or precision):
-        raise UserError(
-            f"--noise, --logits, --trace and --precision are for flows of ours, not for {loaded.method}"
-        )
+        raise UserError(f"--noise, --logits, --trace and --precision are for flows of ours, not for {loaded.method}")
     if precision is None and logits is not None and state_dtype_of(loaded.device) == torch.float64:
         precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
     if precision == "float64":
@@ -135,9 +118,7 @@ def generate(
 
     if out is not None and trace is None and logits is None and not json:
         with progress("generating", num) as bar:
-            made = sample_file.collect(
-                out, seeds, size, make, name, rank=rank, world=world, on_batch=bar.advance
-            )
+            made = sample_file.collect(out, seeds, size, make, name, rank=rank, world=world, on_batch=bar.advance)
         wait()
         if rank == 0:
             if world > 1:
@@ -174,9 +155,7 @@ def generate(
     agreements = _agreements(samples)
     if json:
         lines = sample_file.lines_of(samples, name)
-        print_json(
-            {"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)}
-        )
+        print_json({"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)})
         return
     for i, ids in enumerate(samples.ids.tolist()):
         text = " ".join(map(str, ids)) if samples.texts is None else samples.texts[i]
@@ -187,9 +166,7 @@ def generate(
         calls = f"up to {calls}, {share:.0%} of the calls saved"
     closing = f"{num} x {length} tokens in {seconds:.1f} s, {calls}"
     if agreements:
-        closing += "; token rules agree: " + ", ".join(
-            f"{pair} {share:.2%}" for pair, share in agreements.items()
-        )
+        closing += "; token rules agree: " + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
     note(closing)
 
 
@@ -229,12 +206,8 @@ def _has_accelerator() -> bool:
 def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[str, Any]) -> str:
     settings = arguments.get("settings")
     if settings is None:
-        own = ", ".join(
-            f"{name} {value}" for name, value in arguments.items() if name not in ("nfe", "clamp")
-        )
-        return f"{model} ({loaded.method}): {num} samples, NFE {arguments['nfe']}" + (
-            f", {own}" if own else ""
-        )
+        own = ", ".join(f"{name} {value}" for name, value in arguments.items() if name not in ("nfe", "clamp"))
+        return f"{model} ({loaded.method}): {num} samples, NFE {arguments['nfe']}" + (f", {own}" if own else "")
     flows = loaded.pieces(settings, length, arguments.get("clamp"))
     shown = flows[0].settings.plan(loaded.schedule).describe()
     controls = settings.controls
@@ -260,7 +233,7 @@ def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[st
 
 
 def _agreements(samples: Any) -> dict[str, float]:
-    from convergeflow.decoding import RULES, Decoded
+    from convergeflow.sampling.decoding import RULES, Decoded
 
     found = {rule: samples.extras[f"ids_{rule}"] for rule in RULES if f"ids_{rule}" in samples.extras}
     return Decoded(found).agreements()
@@ -271,7 +244,7 @@ def _clamp(loaded: Any, prompt: str | None, infill: str | None, gap: int) -> Cla
     import torch
 
     from convergeflow.errors import UserError
-    from convergeflow.sampling import Clamp
+    from convergeflow.sampling.wrappers import Clamp
 
     if prompt is None and infill is None:
         return None
@@ -301,7 +274,7 @@ def _stretch(clamp: Clamp, length: int) -> Clamp:
     import torch
 
     from convergeflow.errors import UserError
-    from convergeflow.sampling import Clamp
+    from convergeflow.sampling.wrappers import Clamp
 
     missing = length - len(clamp.tokens)
     if missing < 0:

@@ -20,7 +20,7 @@ from convergeflow.cli.console import note, print_json
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from convergeflow.convergeflow import ConvergeFlowModel
+    from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
 

@@ -12,12 +12,8 @@ from convergeflow.cli.console import print_json
 
 
 def inspect(
-    what: Annotated[
-        str, typer.Argument(help="A shipped model, a checkpoint or run folder, or a record (JSON file).")
-    ],
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the learning curve of a training run to this PNG.")
-    ] = None,
+    what: Annotated[str, typer.Argument(help="A shipped model, a checkpoint or run folder, or a record (JSON file).")],
+    plot: Annotated[Path | None, typer.Option(help="Draw the learning curve of a training run to this PNG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show size, schedule, table health and origin of a model, or render a record.
@@ -39,11 +35,7 @@ def inspect(
         print_json(report)
         return
     for key, value in report.items():
-        shown = (
-            ", ".join(f"{k} {_short(v)}" for k, v in value.items())
-            if isinstance(value, dict)
-            else _short(value)
-        )
+        shown = ", ".join(f"{k} {_short(v)}" for k, v in value.items()) if isinstance(value, dict) else _short(value)
         print(f"{key.replace('_', ' '):<28}{shown}")
 
 
@@ -75,9 +67,7 @@ def model_report(name: str) -> dict[str, Any]:
         "parameters": total,
         "vocabulary": config.vocabulary,
         "size": f"{config.depth} blocks x {config.width}, {config.heads} heads, length {config.length}",
-        "tokenizer": "none: ids only"
-        if model.tokenizer is None
-        else f"{model.tokenizer.kind}, {model.tokenizer.size}",
+        "tokenizer": "none: ids only" if model.tokenizer is None else f"{model.tokenizer.kind}, {model.tokenizer.size}",
     }
     if hasattr(model, "num_parameters_without_table"):
         report["parameters_without_table"] = model.num_parameters_without_table()

@@ -12,9 +12,7 @@ from convergeflow.cli.console import print_json
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="models, methods, corpora, scorers, runs, presets, grids, solvers or experiments."
-        ),
+        typer.Argument(help="models, methods, corpora, scorers, runs, presets, grids, solvers or experiments."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,18 +40,17 @@ def list_(
 
 def catalogue() -> dict[str, dict[str, str]]:
     """Kind -> name -> meaning."""
-    from convergeflow import config, zoo
-    from convergeflow.baselines import SUMMARIES
+    from convergeflow import zoo
     from convergeflow.data.prepare import CORPORA
-    from convergeflow.experiments.registry import experiments
     from convergeflow.flow.grid import GRID_NAMES
     from convergeflow.flow.solver import SOLVER_NAMES
-    from convergeflow.settings import PRESETS
+    from convergeflow.sampling.settings import PRESETS
+    from convergeflow.studies.reproduce.registry import experiments
+    from convergeflow.systems import SUMMARIES
+    from convergeflow.training import config
 
     return {
-        "models": {
-            name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()
-        },
+        "models": {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()},
         "methods": {"convergeflow": "the paper's flow: embedding-weighted predictor, MSE objective", **SUMMARIES},
         "corpora": dict(CORPORA),
         "scorers": {
@@ -72,9 +69,7 @@ def catalogue() -> dict[str, dict[str, str]]:
 def _first_line(path: Any) -> str:
     if not path.is_file():
         return ""
-    return next(
-        (line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), ""
-    )
+    return next((line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), "")
 
 
 def _setting(settings: Any) -> str:

@@ -92,9 +92,7 @@ def _show_version(wanted: bool) -> None:
 
 def _root(
     context: typer.Context,
-    version: bool = typer.Option(
-        False, "--version", help="Print the version.", callback=_show_version, is_eager=True
-    ),
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_show_version, is_eager=True),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback when something fails."),
 ) -> None:
     """Flow language models on your own machine: prepare text, train, generate, evaluate, reproduce.

@@ -7,9 +7,7 @@ import typer
 
 def prepare(
     source: list[str] = typer.Argument(
-        None,
-        metavar="[SOURCE]...",
-        help="stories, sotu, hf:DATASET, or txt, jsonl, parquet files and folders.",
+        None, metavar="[SOURCE]...", help="stories, sotu, hf:DATASET, or txt, jsonl, parquet files and folders."
     ),
     out: str | None = typer.Option(None, "--out", help="Folder to write; by default one in the cache."),
     tokenizer: str | None = typer.Option(
@@ -22,9 +20,7 @@ def prepare(
     heldout_blocks: int = typer.Option(2_000, "--heldout-blocks", help="Held-out blocks of stories."),
     heldout_share: float = typer.Option(0.05, "--heldout-share", help="Share of texts that is held out."),
     text_field: str = typer.Option("text", "--text-field", help="Field or column that holds the text."),
-    dataset_config: str | None = typer.Option(
-        None, "--dataset-config", help="Configuration of a hub dataset."
-    ),
+    dataset_config: str | None = typer.Option(None, "--dataset-config", help="Configuration of a hub dataset."),
     dataset_split: str = typer.Option("train", "--dataset-split", help="Split of a hub dataset."),
     documents: int | None = typer.Option(None, "--documents", help="Use this many documents at most."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is in the folder."),
@@ -77,9 +73,7 @@ def prepare(
         )
     splits = corpus.manifest["splits"]
     if as_json:
-        console.print_json(
-            {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **corpus.manifest}
-        )
+        console.print_json({"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **corpus.manifest})
         return
     print(f"corpus       {corpus.folder}")
     print(f"training     {splits['train']['blocks']} blocks of {corpus.length} tokens")

@@ -6,13 +6,9 @@ import typer
 
 
 def reproduce(
-    name: str | None = typer.Argument(
-        None, metavar="[NAME|all]", help="An experiment by name, or all of them."
-    ),
+    name: str | None = typer.Argument(None, metavar="[NAME|all]", help="An experiment by name, or all of them."),
     scale: str = typer.Option(
-        "test",
-        "--scale",
-        help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper.",
+        "test", "--scale", help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper."
     ),
     out: str = typer.Option("reproduction", "--out", help="Folder for records, figures and the report."),
     show: bool = typer.Option(False, "--list", help="List the experiments with their cost and stop."),
@@ -31,9 +27,9 @@ def reproduce(
     """
     from convergeflow.cli import console
     from convergeflow.errors import UserError
-    from convergeflow.experiments.registry import experiment_by_name, experiments
-    from convergeflow.experiments.scale import SCALES, scale_by_name
-    from convergeflow.experiments.workspace import Workspace, readable
+    from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
+    from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
+    from convergeflow.studies.reproduce.workspace import Workspace, readable
 
     if show:
         listed = [experiment.describe() for experiment in experiments().values()]
@@ -44,11 +40,7 @@ def reproduce(
         console.print_table(
             columns,
             [
-                [
-                    entry["name"],
-                    entry["reference"],
-                    *(readable(entry["cost"][size]["seconds"]) for size in SCALES),
-                ]
+                [entry["name"], entry["reference"], *(readable(entry["cost"][size]["seconds"]) for size in SCALES)]
                 for entry in listed
             ],
         )
@@ -58,8 +50,8 @@ def reproduce(
     sizes = scale_by_name(scale)
     chosen = list(experiments().values()) if name == "all" else [experiment_by_name(name)]
 
-    from convergeflow.experiments.report import counts
-    from convergeflow.experiments.report import reproduce as run
+    from convergeflow.studies.reproduce.report import counts
+    from convergeflow.studies.reproduce.report import reproduce as run
 
     workspace = Workspace(out, note=console.note)
     # One experiment gets a page of its own: the report of all must survive it.

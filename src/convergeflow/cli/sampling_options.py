@@ -20,7 +20,7 @@ from convergeflow.errors import UserError
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
-    from convergeflow.settings import Settings
+    from convergeflow.sampling.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,14 @@ class SamplingOptions:
             "model's own, if it has one]"
         ),
     ] = None
-    nfe: Annotated[
-        int | None, typer.Option(help="Network calls per sample, spent exactly. [default: 64]")
-    ] = None
-    refine: Annotated[
-        int | None, typer.Option(help="K: self-conditioned refinements per step. [default: 1]")
-    ] = None
+    nfe: Annotated[int | None, typer.Option(help="Network calls per sample, spent exactly. [default: 64]")] = None
+    refine: Annotated[int | None, typer.Option(help="K: self-conditioned refinements per step. [default: 1]")] = None
     scg: Annotated[
-        float | None,
-        typer.Option(help="w_scg: u + w (mu(c) - u); 1 is plain self-conditioning, 0 none. [default: 1]"),
+        float | None, typer.Option(help="w_scg: u + w (mu(c) - u); 1 is plain self-conditioning, 0 none. [default: 1]")
     ] = None
-    ug: Annotated[
-        float | None, typer.Option(help="w_ug: the noise-form step times 1 + w; 0 is none. [default: 0]")
-    ] = None
+    ug: Annotated[float | None, typer.Option(help="w_ug: the noise-form step times 1 + w; 0 is none. [default: 0]")] = (
+        None
+    )
     schedule: Annotated[
         str | None,
         typer.Option(
@@ -86,8 +81,7 @@ class SamplingOptions:
         ),
     ] = None
     base_temperature: Annotated[
-        float | None,
-        typer.Option(help="The same for f alone, f^(1/T), the kernel staying exact. [default: 1]"),
+        float | None, typer.Option(help="The same for f alone, f^(1/T), the kernel staying exact. [default: 1]")
     ] = None
     block: Annotated[
         int | None,
@@ -114,7 +108,7 @@ class SamplingOptions:
         from dataclasses import replace
 
         from convergeflow.flow.guidance import Controls
-        from convergeflow.settings import Freeze, Settings, preset_for
+        from convergeflow.sampling.settings import Freeze, Settings, preset_for
 
         preset = self.preset or default
         base = Settings() if preset is None else preset_for(preset, schedule, nfe=self.nfe)
@@ -130,11 +124,7 @@ class SamplingOptions:
             if (value := getattr(self, name)) is not None
         }
         controls = replace(controls, **named)
-        limits = {
-            "weight": self.freeze_weight,
-            "patience": self.freeze_patience,
-            "change": self.freeze_change,
-        }
+        limits = {"weight": self.freeze_weight, "patience": self.freeze_patience, "change": self.freeze_change}
         chosen: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
         if not self.freeze and chosen:
             raise UserError(f"--freeze-{next(iter(chosen))} has no effect without --freeze")
@@ -149,9 +139,7 @@ class SamplingOptions:
 
     def given(self) -> dict[str, Any]:
         """The options the user set."""
-        return {
-            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)
-        }
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)}
 
 
 def parse_knobs(pairs: list[str] | None) -> dict[str, Any]:
@@ -174,9 +162,7 @@ def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str,
     """What `model.sample` gets: settings for a flow of ours, else --nfe and the method's own controls."""
     if getattr(loaded, "KNOBS", None) is None:
         if knobs:
-            raise UserError(
-                f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options"
-            )
+            raise UserError(f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options")
         return {"settings": sampling.settings(loaded.schedule, loaded.config.preset)}
     given = sampling.given()
     nfe = given.pop("nfe", 64)
@@ -206,9 +192,7 @@ def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     hints = typing.get_type_hints(function, include_extras=True)
     shared = typing.get_type_hints(SamplingOptions, include_extras=True)
     options = [
-        inspect.Parameter(
-            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name]
-        )
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name])
         for f in fields(SamplingOptions)
     ]
     kept = [

@@ -16,12 +16,7 @@ import typer
 
 from convergeflow.cli.console import note, print_json, progress
 from convergeflow.cli.evaluate import Corpus, Knobs, Scorer, default_scorer, draw
-from convergeflow.cli.sampling_options import (
-    SamplingOptions,
-    parse_knobs,
-    sample_arguments,
-    takes_sampling_options,
-)
+from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError, unknown_name
 
 WHOLE_NUMBERS = ("nfe", "refine", "freeze_patience")
@@ -30,9 +25,7 @@ WHOLE_NUMBERS = ("nfe", "refine", "freeze_patience")
 @takes_sampling_options
 def sweep(
     sampling: SamplingOptions,
-    model: Annotated[
-        str | None, typer.Argument(help="A shipped model, a checkpoint folder or a training run.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="A shipped model, a checkpoint folder or a training run.")] = None,
     control: Annotated[
         str, typer.Option(help="What varies: scg, refine, ug, nfe, ... or a control of the method such as temperature.")
     ] = "scg",
@@ -101,9 +94,7 @@ def sweep(
             record = _finished(path, key)
             if record is None:
                 began = time.perf_counter()
-                drawn = draw(
-                    loaded, name, options, num=num, length=length, seed=seed, batch=batch, advance=bar.advance
-                )
+                drawn = draw(loaded, name, options, num=num, length=length, seed=seed, batch=batch, advance=bar.advance)
                 record = assessor.assess(drawn, chosen[0], command=command, extra={"key": key})
                 write_record(path, record)
                 pace.append(time.perf_counter() - began)
@@ -116,9 +107,7 @@ def sweep(
                 f"entropy {record['entropy']:.3f}, NFE {record['nfe']}"
                 + (f"; about {_minutes(left)} left" if left else "")
             )
-    frontier = Frontier.from_records(
-        f"{name}: {control} at " + _fixed(curves), control, curves, command=command
-    )
+    frontier = Frontier.from_records(f"{name}: {control} at " + _fixed(curves), control, curves, command=command)
     described = frontier.describe()
     write_record(out / "frontier.json", described)
     frontier.write_csv(out / "frontier.csv")

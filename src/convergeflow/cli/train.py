@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from convergeflow.config import RunConfig
+    from convergeflow.training.config import RunConfig
 
 DEFAULT_PRESET = "stories"
 
@@ -25,9 +25,7 @@ def train(
         None, "--init-from", help="Start from the weights of this checkpoint folder."
     ),
     method: str | None = typer.Option(None, "--method", help="What to train; the same as model.method=NAME."),
-    dry_run: bool = typer.Option(
-        False, "--dry-run", help="Print configuration, size, memory and time; train nothing."
-    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print configuration, size, memory and time; train nothing."),
     device: str | None = typer.Option(None, "--device", help="Where to train; the same as device=NAME."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
@@ -65,16 +63,10 @@ def train(
 
 
 def _train(
-    preset: str | None,
-    overrides: list[str],
-    out: Path,
-    *,
-    resume: bool,
-    init_from: Path | None,
-    as_json: bool,
+    preset: str | None, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
 ) -> None:
-    from convergeflow import config as configuration
     from convergeflow.cli import console
+    from convergeflow.training import config as configuration
 
     # The configuration is checked before anything heavy is loaded.
     config = None if preset is None else configuration.resolve(preset, overrides)
@@ -91,9 +83,7 @@ def _train(
         console.note(f"{what}: {config.total_steps} steps into {out}, {processes}")
     with console.progress("train", config.total_steps if main else None) as bar:
         reporter = run.Reporter(advance=bar.advance, note=console.note, warn=console.warn)
-        outcome = run.train(
-            config, out, resume=resume, init_from=init_from, reporter=reporter, accelerator=accelerator
-        )
+        outcome = run.train(config, out, resume=resume, init_from=init_from, reporter=reporter, accelerator=accelerator)
     if not main:
         return
     result: dict[str, Any] = {
@@ -118,8 +108,8 @@ def _train(
 
 
 def _dry_run(preset: str, overrides: list[str], as_json: bool) -> None:
-    from convergeflow import config as configuration
     from convergeflow.cli import console
+    from convergeflow.training import config as configuration
 
     config = configuration.resolve(preset, overrides)
     table = configuration.origins(preset, overrides)
@@ -132,16 +122,12 @@ def _dry_run(preset: str, overrides: list[str], as_json: bool) -> None:
     if as_json:
         console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": cost.to_dict()})
         return
-    console.print_table(
-        ["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table]
-    )
+    console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
     print()
     print(f"vocabulary       {vocabulary:,}")
     print(f"parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)")
     print(f"memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average")
-    print(
-        f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch"
-    )
+    print(f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch")
     print(
         f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process"
     )

@@ -342,9 +342,7 @@ class Grammar:
 
         self.choice_entropy = np.zeros(num_counters)
         np.add.at(
-            self.choice_entropy,
-            self._branch_counter,
-            -self._branch_probability * np.log(self._branch_probability),
+            self.choice_entropy, self._branch_counter, -self._branch_probability * np.log(self._branch_probability)
         )
         # step[c, c']: probability of going from counter c to counter c' in the clean law.
         self._edge_from = self._branch_counter
@@ -380,9 +378,7 @@ class Grammar:
         return probability, target, values
 
     def _fresh(self, shape: int) -> tuple[Ints, Ints]:
-        return np.full(shape, self.start, dtype=np.int64), np.full(
-            (shape, len(self.facts)), _UNSET, dtype=np.int64
-        )
+        return np.full(shape, self.start, dtype=np.int64), np.full((shape, len(self.facts)), _UNSET, dtype=np.int64)
 
     def sample(self, rng: np.random.Generator, num: int, length: int) -> Ints:
         """`num` blocks of `length` words, [num, length]; a row does not depend on how many others are
@@ -422,19 +418,14 @@ class Grammar:
         uniform over them).
         """
         ids = self._blocks(ids)
-        parts = [
-            self._forward(ids[first : first + rows_at_once], eps)
-            for first in range(0, len(ids), rows_at_once)
-        ]
+        parts = [self._forward(ids[first : first + rows_at_once], eps) for first in range(0, len(ids), rows_at_once)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def _forward(self, ids: Ints, eps: float) -> Floats:
         num, length = ids.shape
         bases = np.array([len(fact.words) + 1 for fact in self.facts], dtype=np.int64)
         radix = np.concatenate([[1], np.cumprod(bases)]).astype(np.int64)
-        assert float(np.prod(bases.astype(float))) * self.num_counters * num < 2**62, (
-            "too many facts for one key"
-        )
+        assert float(np.prod(bases.astype(float))) * self.num_counters * num < 2**62, "too many facts for one key"
         size = int(radix[-1])
         noise = eps / len(self.vocabulary)
         jump_rows = np.repeat(np.arange(num), len(self.starts))
@@ -557,10 +548,7 @@ class Grammar:
         last sentence of a block counts as valid if it can be continued.
         """
         ids = self._blocks(ids)
-        parts = [
-            self._valid_sentences(ids[first : first + rows_at_once])
-            for first in range(0, len(ids), rows_at_once)
-        ]
+        parts = [self._valid_sentences(ids[first : first + rows_at_once]) for first in range(0, len(ids), rows_at_once)]
         if not parts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
@@ -654,9 +642,7 @@ class Grammar:
         choices as far as the story is valid."""
         ids = self._blocks(ids)
         num = len(ids)
-        counts = {
-            name: np.zeros(len(shares), dtype=np.int64) for name, shares in self.slot_marginals().items()
-        }
+        counts = {name: np.zeros(len(shares), dtype=np.int64) for name, shares in self.slot_marginals().items()}
         fact_of = np.full((len(self.facts), len(self.vocabulary)), -1, dtype=np.int64)
         for fact_index, fact in enumerate(self.facts):
             fact_of[fact_index, [self.word_id[word] for word in fact.words]] = np.arange(len(fact.words))
@@ -702,9 +688,7 @@ class Grammar:
             divergences[name] = float(np.sum(share[used] * np.log(share[used] / marginals[name][used])))
         return divergences
 
-    def agreement(
-        self, ids: ArrayLike, groups: Mapping[str, Sequence[Sequence[str]]]
-    ) -> dict[str, dict[str, Any]]:
+    def agreement(self, ids: ArrayLike, groups: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, dict[str, Any]]:
         """Do later mentions repeat the first one of their story? Whether or not the text is valid otherwise.
 
         A group lists, for each of its values, the words that speak of that value. For each group: `kept`

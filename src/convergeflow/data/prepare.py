@@ -80,11 +80,7 @@ def prepare(
     if len(names) == 1 and (Path(names[0]) / "manifest.json").is_file():
         return _open_as_asked(Path(names[0]), tokenizer, vocabulary, length)
     report = progress or (lambda stage, done, total: None)
-    if (
-        tokenizer is not None
-        and tokenizer not in KINDS
-        and not (Path(tokenizer) / "tokenizer.json").is_file()
-    ):
+    if tokenizer is not None and tokenizer not in KINDS and not (Path(tokenizer) / "tokenizer.json").is_file():
         raise unknown_name("tokenizer", tokenizer, KINDS)
 
     settings: dict[str, Any] = {"format": FORMAT, "length": length}
@@ -92,9 +88,7 @@ def prepare(
     if names == ["stories"]:
         words = stories_law().vocabulary
         if tokenizer not in (None, "word") or vocabulary not in (None, len(words)):
-            raise UserError(
-                f"the stories are made of words: leave tokenizer and vocabulary out (it has {len(words)})"
-            )
+            raise UserError(f"the stories are made of words: leave tokenizer and vocabulary out (it has {len(words)})")
         settings |= {"law": stories_law().sha256, "seed": seed, "blocks": [blocks, heldout_blocks]}
         label = "stories"
     else:
@@ -116,9 +110,7 @@ def prepare(
         if _is_done(folder, key):
             return Corpus.open(folder)
         if folder.exists() and not overwrite and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UserError(
-                f"{folder} exists and is not this corpus; choose another folder or allow overwriting it"
-            )
+            raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
         work = _Work(folder, key, length)
         try:
             if texts is None:
@@ -184,9 +176,7 @@ def _texts(
     if len(paths) == 1 and not paths[0].exists() and paths[0].suffix == "" and len(paths[0].parts) == 1:
         raise unknown_name("corpus or file", first, CORPORA)
     files = find_files(paths)
-    return Files(
-        paths[0].resolve().stem, files, text_field=text_field, heldout_share=heldout_share, limit=limit
-    )
+    return Files(paths[0].resolve().stem, files, text_field=text_field, heldout_share=heldout_share, limit=limit)
 
 
 def _is_done(folder: Path, key: str) -> bool:
@@ -203,13 +193,7 @@ class _Work:
     def __init__(self, target: Path, key: str, length: int) -> None:
         self.target, self.key, self.length = target, key, length
         self.folder = target.with_name(target.name + ".partial")
-        self.done: dict[str, Any] = {
-            "documents": 0,
-            "train": 0,
-            "heldout": 0,
-            "train_bytes": 0,
-            "heldout_bytes": 0,
-        }
+        self.done: dict[str, Any] = {"documents": 0, "train": 0, "heldout": 0, "train_bytes": 0, "heldout_bytes": 0}
         self.tokenizer: Tokenizer | None = None
         self._streams: dict[str, BinaryIO] = {}
         note = self.folder / "progress.json"
@@ -252,9 +236,7 @@ class _Work:
     def leave(self, *, resumable: bool) -> None:
         """Close the files; throw the folder away unless a later run can go on from it."""
         for stream in self._streams.values():
-            with suppress(
-                OSError
-            ):  # a full disk refuses the last bytes again; the note does not count on them
+            with suppress(OSError):  # a full disk refuses the last bytes again; the note does not count on them
                 stream.close()
         if not resumable or not (self.folder / "progress.json").is_file():
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -394,9 +376,7 @@ def _write_texts(
     if number == 0:
         raise UserError(f"the corpus is empty: {source.name} has no text")
     work.note()
-    work.finish(
-        source.name, source.describe(), source.split_rule(), "documents one after another, cut into blocks"
-    )
+    work.finish(source.name, source.describe(), source.split_rule(), "documents one after another, cut into blocks")
 
 
 def _learning_texts(source: Source) -> Iterator[str]:

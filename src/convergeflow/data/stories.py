@@ -38,9 +38,7 @@ GIRLS = "mia lily anna rosa clara emma nora ruby ella maya tess ivy lucy hana zo
 BOYS = "tom ben sam leo max finn jack oscar hugo noah paul karl milo emil ravi theo otto luca felix dan"
 COLOURS = "red blue green yellow white black pink brown purple golden"
 THINGS = "kite ball hat drum book boat ring key cup coat doll bell spoon map lamp whistle button scarf basket puppet"
-PLACES = (
-    "river park forest school farm market beach bridge castle mill meadow harbour station pond tower hill"
-)
+PLACES = "river park forest school farm market beach bridge castle mill meadow harbour station pond tower hill"
 ANIMALS = "dog cat rabbit fox duck bear mouse frog horse bird goat hen pig squirrel turtle badger deer sheep"
 FEELINGS = "sad upset lonely worried cross scared gloomy sorry tired unhappy"
 HIDING_PLACES = "tree bench stone bush bed chair fence cart log wall rug barrel ladder leaf"
@@ -91,27 +89,14 @@ def _story_program() -> tuple[Piece, list[Fact]]:
     # words.
     after_named, after_name = {}, {}
     for hero, (she, her, of_her) in _PRONOUNS.items():
-        own = {
-            **slots,
-            "name": Mention(hero),
-            "she": Say(she),
-            "her": Say(her),
-            "them": Say(of_her),
-            "hero": Say(hero),
-        }
+        own = {**slots, "name": Mention(hero), "she": Say(she), "her": Say(her), "them": Say(of_her), "hero": Say(hero)}
         rest = _rest(own)
         after_named[hero] = Line((lines({"{hero} named {name} .": 1.0}, own), rest))
-        opening = lines(
-            {"was a {kind} {hero} .": 0.6, "lived with {her} {family} near the {place} .": 0.4}, own
-        )
+        opening = lines({"was a {kind} {hero} .": 0.6, "lived with {her} {family} near the {place} .": 0.4}, own)
         after_name[hero] = Line((own["name"], opening, rest))
     size = one_of(little=0.4, small=0.2, young=0.2, clever=0.1, shy=0.1)
     once = Line(
-        (
-            lines({"once there was a": 1.0}, slots),
-            size,
-            Choice(((0.5, after_named["girl"]), (0.5, after_named["boy"]))),
-        )
+        (lines({"once there was a": 1.0}, slots), size, Choice(((0.5, after_named["girl"]), (0.5, after_named["boy"]))))
     )
     return Choice(((0.5, once), (0.25, after_name["girl"]), (0.25, after_name["boy"]))), facts
 
@@ -133,11 +118,7 @@ def _rest(own: Mapping[str, Piece]) -> Piece:
         },
         own,
     )
-    felt = {
-        "{she} felt very {feeling} .": 0.4,
-        "{name} was {feeling} .": 0.3,
-        "this made {them} {feeling} .": 0.3,
-    }
+    felt = {"{she} felt very {feeling} .": 0.4, "{name} was {feeling} .": 0.3, "this made {them} {feeling} .": 0.3}
     found = {
         "{an} {animal} found it {by} the {hidden} .": 0.4,
         "{an} {animal} helped {them} find the {thing} .": 0.25,
@@ -179,13 +160,7 @@ class StoriesLaw:
     def sha256(self) -> str:
         """A hash of the whole law: it changes whenever a word or a probability does."""
         grammar = self.grammar
-        tables = (
-            grammar.arc_probability,
-            grammar.arc_target,
-            grammar.arc_fact,
-            grammar.arc_value,
-            grammar.starts,
-        )
+        tables = (grammar.arc_probability, grammar.arc_target, grammar.arc_fact, grammar.arc_value, grammar.starts)
         digest = hashlib.sha256("\n".join(self.vocabulary).encode())
         for table in tables:
             digest.update(np.ascontiguousarray(table).tobytes())

@@ -14,9 +14,7 @@ from convergeflow.randomness import derive_seed
 _ROUNDS = 6
 
 
-def rows(
-    seed: int, step: int, batch: int, num_blocks: int, *, rank: int = 0, world: int = 1
-) -> NDArray[np.int64]:
+def rows(seed: int, step: int, batch: int, num_blocks: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
     """Indices of the blocks of step `step` (counted from 0), [batch / world].
 
     `batch` is the global batch; rank r of `world` gets the r-th contiguous part of it. Every block is seen once an

@@ -30,9 +30,7 @@ GPT2_END = "<|endoftext|>"
 class Tokenizer:
     """Ids of texts. `size` ids; `end_id` closes a document; `kind` is one of KINDS or `given`."""
 
-    def __init__(
-        self, pipeline: tokenizers.Tokenizer, *, kind: str, end: str, capitals: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, pipeline: tokenizers.Tokenizer, *, kind: str, end: str, capitals: Sequence[str] = ()) -> None:
         end_id = pipeline.token_to_id(end)
         if end_id is None:
             raise UserError(f"the tokenizer has no token {end!r} to end a document")
@@ -52,10 +50,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of several texts; uses all cores."""
         try:
-            return [
-                encoding.ids
-                for encoding in self._pipeline.encode_batch(list(texts), add_special_tokens=False)
-            ]
+            return [encoding.ids for encoding in self._pipeline.encode_batch(list(texts), add_special_tokens=False)]
         except Exception as failure:
             # A word tokenizer without a token for unknown words refuses them; everything else is not expected.
             known = self._pipeline.get_vocab()
@@ -145,9 +140,7 @@ def stories_tokenizer() -> Tokenizer:
 def train_words(texts: Iterable[str], size: int) -> Tokenizer:
     """The `size` most frequent words and marks, in lower case; the rest becomes one unknown token."""
     pipeline = _word_pipeline(models.WordLevel({UNKNOWN: 1}, unk_token=UNKNOWN))
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=size, special_tokens=[END_TOKEN, UNKNOWN], show_progress=False
-    )
+    trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=[END_TOKEN, UNKNOWN], show_progress=False)
     pipeline.train_from_iterator(texts, trainer)
     return Tokenizer(pipeline, kind="word", end=END_TOKEN)
 
@@ -158,9 +151,7 @@ def _word_pipeline(model: models.Model) -> tokenizers.Tokenizer:
     pipeline.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
     )
-    pipeline.decoder = decoders.WordPiece(
-        prefix="\x00", cleanup=True
-    )  # words with spaces between, none before marks
+    pipeline.decoder = decoders.WordPiece(prefix="\x00", cleanup=True)  # words with spaces between, none before marks
     return pipeline
 
 
@@ -168,9 +159,7 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     """Byte-level BPE learned from texts: every text can be written with it, and decodes to itself."""
     smallest = 256 + 1
     if size < smallest:
-        raise UserError(
-            f"a byte-level BPE needs at least {smallest} tokens (256 bytes and the end token), not {size}"
-        )
+        raise UserError(f"a byte-level BPE needs at least {smallest} tokens (256 bytes and the end token), not {size}")
     pipeline = _byte_pipeline(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size,

@@ -23,7 +23,7 @@ from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Scorer, Texts
 from convergeflow.model.network import FlowNetwork
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.records import Bound, Samples
+from convergeflow.systems.protocol import Bound, Samples
 
 Progress = Callable[[int], None]
 
@@ -219,9 +219,7 @@ class Assessor:
         entropies = sample_entropies(rows)
         if protocol.skip_empty:
             entropies[[len(row) == 0 for row in scored.retokenised or rows]] = np.nan
-        return _Reading(
-            scored, mean_nll(scored, protocol.aggregate), perplexity(scored, protocol.aggregate), entropies
-        )
+        return _Reading(scored, mean_nll(scored, protocol.aggregate), perplexity(scored, protocol.aggregate), entropies)
 
     @staticmethod
     def _real_numbers(real: _Reading, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from convergeflow.evaluation.estimate import Estimate, mean
 from convergeflow.evaluation.ngrams import ngram_codes
 
 
-def jensen_shannon(
-    ids: NDArray[np.integer], reference: NDArray[np.integer], n: int, vocabulary: int
-) -> Estimate:
+def jensen_shannon(ids: NDArray[np.integer], reference: NDArray[np.integer], n: int, vocabulary: int) -> Estimate:
     """sqrt of the Jensen-Shannon divergence (nats) between the n-gram shares of samples and of reference text.
 
     Standard error over samples with the reference held fixed: the divergence D has the influence function

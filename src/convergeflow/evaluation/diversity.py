@@ -39,9 +39,7 @@ def pairwise_overlap(ids: NDArray[np.integer], n: int, vocabulary: int) -> Estim
     return pairwise_mean(shared / (sizes[:, None] + sizes[None, :] - shared))
 
 
-def training_overlap(
-    ids: NDArray[np.integer], training: NDArray[np.integer], n: int, vocabulary: int
-) -> Estimate:
+def training_overlap(ids: NDArray[np.integer], training: NDArray[np.integer], n: int, vocabulary: int) -> Estimate:
     """Share of a sample's n-grams that occur in the training blocks."""
     found = present_in(ngram_codes(ids, n, vocabulary), training, n, vocabulary)
     return mean(found.mean(1))

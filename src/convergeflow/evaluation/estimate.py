@@ -77,9 +77,7 @@ def pairwise_mean(pairs: Floats) -> Estimate:
     return Estimate(float(rows.mean()), se, n)
 
 
-def grouped_jackknife(
-    parts: Sequence[Any], statistic: Callable[[Sequence[Any]], float], n: int
-) -> Estimate:
+def grouped_jackknife(parts: Sequence[Any], statistic: Callable[[Sequence[Any]], float], n: int) -> Estimate:
     """A statistic of all parts, with the delete-one-group jackknife for its error; `n` is the number of samples."""
     whole = statistic(parts)
     groups = len(parts)

@@ -16,15 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convergeflow.data.stories import StoriesLaw, stories_law
-from convergeflow.evaluation.estimate import (
-    Estimate,
-    Floats,
-    finite,
-    grouped_jackknife,
-    groups_of,
-    mean,
-    ratio,
-)
+from convergeflow.evaluation.estimate import Estimate, Floats, finite, grouped_jackknife, groups_of, mean, ratio
 
 EPS = 1e-3
 """Probability of a wrong word in the law that scores every text."""

@@ -165,8 +165,7 @@ def interpolate(
     low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
     place = f"its nearest point, {nearest.value}" if outside else f"between {left.value} and {right.value}"
     says = (
-        f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} "
-        f"(95 %: {low:.3g} to {high:.3g}; {place})"
+        f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} (95 %: {low:.3g} to {high:.3g}; {place})"
     )
     return Crossing(gen_ppl, se, low, high, (left.value, right.value), says)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,10 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Gumbel, gumbel_for_width
 from convergeflow.model.network import FlowNetwork
-from convergeflow.objective import even_starts
+from convergeflow.objective.corruption import view_of_blocks
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.records import Bound
-from convergeflow.sampling import batches, default_batch
+from convergeflow.sampling.driver import batches, default_batch
+from convergeflow.systems.protocol import Bound
 
 UNIFORM_SHARE = 0.2
 CELLS = 4096
@@ -139,7 +138,7 @@ class _Terms:
         x_t = self._noisy(at, stream)
         if self.network.predictor == "direct":
             # It has no weights; the posterior without context is a reader too, and any reader gives a bound.
-            ce = self.network.context_free_prediction(x_t, at, self.table, targets=self.tokens).cross_entropy
+            ce = self.network.without_context(x_t, at, self.table, targets=self.tokens).cross_entropy
         else:
             ce = self._predict(x_t, at, self.tokens).cross_entropy
         assert ce is not None
@@ -162,12 +161,10 @@ class _Terms:
         return sample_path(x_star, noise.to(x_star.dtype), at).x_t
 
     def _predict(self, x_t: Tensor, at: Coefficients, targets: Tensor | None) -> Any:
-        network: Callable[..., Any] = self.network
-        if self.block_length is not None:
-            starts = even_starts(self.block_length, x_t.shape[:2])
-            network = partial(self.network.paired, self.x_star, starts=starts)
-        condition = network(x_t, at, table=self.table).mu if self.self_condition else None
-        return network(x_t, at, condition, table=self.table, targets=targets)
+        view, condition = view_of_blocks(self.x_star, self.block_length), None
+        if self.self_condition:
+            condition = self.network(x_t, at, None, view, self.table).weigh(x_t, at).mu
+        return self.network(x_t, at, condition, view, self.table).weigh(x_t, at, targets=targets)
 
 
 def bytes_per_token(tokens: Tensor | np.ndarray[Any, Any], tokenizer: Tokenizer) -> float:

@@ -120,8 +120,7 @@ def measure_exact(ids: Blocks, reference: Reference) -> tuple[dict[str, dict[str
     here = exact_scores(ids, reference.law)
     real = _real_exact(reference)
     table = {
-        name: beside(estimate, None if real is None else real.metrics[name])
-        for name, estimate in here.metrics.items()
+        name: beside(estimate, None if real is None else real.metrics[name]) for name, estimate in here.metrics.items()
     }
     return table, {"entropy_per_token": here.entropy, "slots": here.slots}
 

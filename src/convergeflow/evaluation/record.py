@@ -134,9 +134,7 @@ def _headline(record: Record) -> list[str]:
 def _metric_lines(record: Record) -> list[str]:
     rows = [["metric", "samples", "real text", ""]]
     for name, row in record.get("metrics", {}).items():
-        rows.append(
-            [name, number(row["value"], row["se"]), number(row.get("real"), row.get("real_se")), about(name)]
-        )
+        rows.append([name, number(row["value"], row["se"]), number(row.get("real"), row.get("real_se")), about(name)])
     lines = _columns(rows) if len(rows) > 1 else []
     likelihood = record.get("likelihood")
     if likelihood:

@@ -80,9 +80,7 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
     )
 
 
-def stories_reference(
-    num: int, length: int, *, seed: int = 0, training: NDArray[Any] | None = None
-) -> Reference:
+def stories_reference(num: int, length: int, *, seed: int = 0, training: NDArray[Any] | None = None) -> Reference:
     """Fresh stories from the law; `training` blocks are needed only for the overlap with them."""
     law = stories_law()
     rng = np.random.default_rng(derive_seed(seed, "reference", "stories"))

@@ -252,9 +252,16 @@ def frontier_page(frontier: Frontier, metrics: Sequence[tuple[str, Any, dict[str
     ]
     if real:
         rows.append(
-            ["real text", "", number(real.get("gen_ppl"), real.get("gen_ppl_se")),
-             number(real.get("entropy"), real.get("entropy_se")), "", real.get("n"), real.get("valid")]
-        )  # fmt: skip
+            [
+                "real text",
+                "",
+                number(real.get("gen_ppl"), real.get("gen_ppl_se")),
+                number(real.get("entropy"), real.get("entropy_se")),
+                "",
+                real.get("n"),
+                real.get("valid"),
+            ]
+        )
     body = [
         f"<p>{_facts(frontier)}</p>",
         svg,
@@ -284,9 +291,7 @@ def _metric_table(frontier: Frontier, metrics: Sequence[tuple[str, Any, dict[str
     names = list(dict.fromkeys(name for _, _, found in metrics for name in found if name != "entropy"))
     if not names:
         return ""
-    rows = [
-        [label, value, *(_cell(found.get(name)) for name in names)] for label, value, found in metrics
-    ]
+    rows = [[label, value, *(_cell(found.get(name)) for name in names)] for label, value, found in metrics]
     first = metrics[0][2]
     rows.append(["real text", "", *(_cell(first.get(name), "real") for name in names)])
     return "<h2>What a low Gen. PPL can hide</h2>" + table(["curve", frontier.control, *names], rows)

@@ -262,11 +262,7 @@ class CausalScorer:
 
 
 def scorer_named(
-    name: str,
-    *,
-    device: str = "auto",
-    batch: int | None = None,
-    say: Callable[[str], None] = lambda message: None,
+    name: str, *, device: str = "auto", batch: int | None = None, say: Callable[[str], None] = lambda message: None
 ) -> Scorer:
     """`exact`, `smollm2`, or a causal language model by folder or hub name; `say` hears of slow first times."""
     if name == "exact":
@@ -298,9 +294,7 @@ def _causal(name: str, device: str, batch: int | None) -> CausalScorer:
         ) from failure
     start, end = _special_ids(tokenizer, name)
     model.to(choose_device(device).device)  # type: ignore[arg-type]
-    return CausalScorer(
-        name, model, tokenizer, start_id=start, end_id=end, weights=_weights_hash(model), batch=batch
-    )
+    return CausalScorer(name, model, tokenizer, start_id=start, end_id=end, weights=_weights_hash(model), batch=batch)
 
 
 def _special_ids(tokenizer: Any, name: str) -> tuple[int, int]:

@@ -51,9 +51,7 @@ def allocate_constant(nfe: int, refine: int) -> list[int]:
     return [refine - every - (1 if i < first else 0) for i in range(num_steps)]
 
 
-def allocate_adaptive(
-    nfe: int, refine: int, configuration: str, schedule: Schedule, make_grid: GridMaker
-) -> list[int]:
+def allocate_adaptive(nfe: int, refine: int, configuration: str, schedule: Schedule, make_grid: GridMaker) -> list[int]:
     """Configurations B and C: K_i = ceil(K factor_i) on the most steps that fit; the rest to the largest fractions."""
 
     def raw(num_steps: int) -> list[float]:
@@ -86,12 +84,7 @@ def allocate_adaptive(
 
 
 def allocate(
-    nfe: int,
-    controls: Controls,
-    schedule: Schedule,
-    *,
-    grid: str | Tensor = "midpoint",
-    corrector: bool = False,
+    nfe: int, controls: Controls, schedule: Schedule, *, grid: str | Tensor = "midpoint", corrector: bool = False
 ) -> Allocation:
     """Steps and refinements that spend exactly `nfe` network calls.
 
@@ -119,9 +112,7 @@ def allocate(
 
 def _spread_evenly(nfe: int, num_steps: int, controls: Controls) -> list[int]:
     if not controls.conditions and nfe != num_steps:
-        raise UserError(
-            f"a grid of {num_steps} times without self-conditioning needs --nfe {num_steps}, not {nfe}"
-        )
+        raise UserError(f"a grid of {num_steps} times without self-conditioning needs --nfe {num_steps}, not {nfe}")
     if nfe < num_steps:
         raise UserError(f"a grid of {num_steps} times needs at least as many network calls, not {nfe}")
     every, last = divmod(nfe - num_steps, num_steps)

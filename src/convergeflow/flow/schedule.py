@@ -8,7 +8,7 @@ travel together, so that a velocity can never use a stale derivative. All arithm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,19 +42,27 @@ class Coefficients:
         """alpha/sigma^2: the factor of <x_t, e_j> in the Gaussian kernel."""
         return self.alpha / self.sigma.square()
 
-    @property
-    def norm_term(self) -> Tensor:
-        """alpha^2/(2 sigma^2): the factor of ||e_j||^2 in the Gaussian kernel; constant in j for equal norms."""
-        return 0.5 * self.signal_to_noise.square()
-
     def __getitem__(self, index: Any) -> Coefficients:
         return Coefficients(self.alpha[index], self.sigma[index], self.d_alpha[index], self.d_sigma[index])
 
     def followed_by(self, other: Coefficients) -> Coefficients:
         """The noise levels of positions [B, L] and of the positions after them."""
-        pairs = ((self.alpha, other.alpha), (self.sigma, other.sigma),
-                 (self.d_alpha, other.d_alpha), (self.d_sigma, other.d_sigma))  # fmt: skip
+        pairs = (
+            (self.alpha, other.alpha),
+            (self.sigma, other.sigma),
+            (self.d_alpha, other.d_alpha),
+            (self.d_sigma, other.d_sigma),
+        )
         return Coefficients(*(torch.cat(pair, dim=-1) for pair in pairs))
+
+    @staticmethod
+    def stacked(parts: Sequence[Coefficients]) -> Coefficients:
+        """The noise levels of several groups of rows, one group after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return Coefficients(
+            *(torch.cat([getattr(part, name) for part in parts]) for name in ("alpha", "sigma", "d_alpha", "d_sigma"))
+        )
 
     def wide(self, length: int) -> Coefficients:
         """The noise level of each row at `length` positions: [B, 1] -> [B, length]."""
@@ -64,9 +72,7 @@ class Coefficients:
 
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
-        return Coefficients(
-            *(value.expand(rows) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma))
-        )
+        return Coefficients(*(value.expand(rows) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma)))
 
 
 class Schedule(Protocol):
@@ -139,9 +145,7 @@ def _variance_preserving(gamma: Tensor, rate: Callable[[Tensor, Tensor], Tensor]
     """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma); `rate` is d gamma/dt."""
     alpha, sigma = torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt()
     d_gamma = rate if isinstance(rate, Tensor) else rate(alpha, sigma)
-    return Coefficients(
-        alpha, sigma, -0.5 * alpha * sigma.square() * d_gamma, 0.5 * sigma * alpha.square() * d_gamma
-    )
+    return Coefficients(alpha, sigma, -0.5 * alpha * sigma.square() * d_gamma, 0.5 * sigma * alpha.square() * d_gamma)
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,7 @@ class Gumbel:
 
     def __post_init__(self) -> None:
         if not (self.scale > 0 and math.isfinite(self.loc) and math.isfinite(self.scale)):
-            raise UserError(
-                f"the Gumbel schedule needs a finite loc and scale > 0, not {self.loc}, {self.scale}"
-            )
+            raise UserError(f"the Gumbel schedule needs a finite loc and scale > 0, not {self.loc}, {self.scale}")
         if not 0 < self.cutoff < 0.5:
             raise UserError(f"the Gumbel cutoff must lie in (0, 0.5), not {self.cutoff}")
 

@@ -31,9 +31,7 @@ def step_data(x: Tensor, mu: Tensor, now: Coefficients, then: Coefficients) -> T
     return kept * x + (spread(then.alpha, x) - kept * spread(now.alpha, x)) * mu
 
 
-def step_noise(
-    x: Tensor, epsilon: Tensor, now: Coefficients, then: Coefficients, w_ug: Tensor | float = 0.0
-) -> Tensor:
+def step_noise(x: Tensor, epsilon: Tensor, now: Coefficients, then: Coefficients, w_ug: Tensor | float = 0.0) -> Tensor:
     """Euler on d(x/alpha) = epsilon d(sigma/alpha), its displacement multiplied by 1 + w_ug (unconditional guidance).
 
     For w_ug = 0 this is `step_data` with the epsilon of the same mu. It needs alpha_t > 0.
@@ -140,14 +138,7 @@ class Solver:
         return step_guided(x, mu, now, then, w_ug)
 
     def correct(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        mu_then: Tensor,
-        now: Coefficients,
-        then: Coefficients,
-        *,
-        w_ug: float = 0.0,
+        self, x: Tensor, mu: Tensor, mu_then: Tensor, now: Coefficients, then: Coefficients, *, w_ug: float = 0.0
     ) -> Tensor:
         """The trapezoidal step: the mean of the predictions at both ends, in the clock rho = alpha/sigma."""
         return step_guided(x, 0.5 * (mu + mu_then), now, then, w_ug)

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from convergeflow.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 CUTOFF = 1e-5
 """LangFlow's clamp of the Gumbel quantiles; a constant of its code that is not among the weights."""
@@ -106,11 +106,7 @@ class Sizes:
             "backbone.output_layer.linear.bias": (V,),
             _ROTARY: (D // self.heads // 2,),
             **dict.fromkeys(_SCHEDULE, ()),
-            **{
-                f"backbone.blocks.{i}.{name}": shape
-                for i in range(self.depth)
-                for name, shape in block.items()
-            },
+            **{f"backbone.blocks.{i}.{name}": shape for i in range(self.depth) for name, shape in block.items()},
         }
 
 
@@ -186,14 +182,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def model_from_weights(
-    weights: Mapping[str, Tensor],
-    sizes: Sizes,
-    *,
-    method: str,
-    length: int,
-    dropout: float,
-    cutoff: float,
-    source: str,
+    weights: Mapping[str, Tensor], sizes: Sizes, *, method: str, length: int, dropout: float, cutoff: float, source: str
 ) -> ConvergeFlowModel:
     """Our model with the tensors of LangFlow's network; `source` is named in errors."""
     check_names_and_shapes(weights, sizes.shapes(), source)
@@ -221,18 +210,14 @@ def model_from_weights(
     return model.eval()
 
 
-def check_names_and_shapes(
-    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], source: str
-) -> None:
+def check_names_and_shapes(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
     """Refuse weights that are not exactly the expected ones, with the names of those that differ."""
     wrong = [
         f"{name} is {tuple(weights[name].shape)}, not {shape}"
         for name, shape in shapes.items()
         if name in weights and tuple(weights[name].shape) != shape
     ]
-    broken = [
-        name for name in shapes if name in weights and not bool(torch.isfinite(weights[name].float()).all())
-    ]
+    broken = [name for name in shapes if name in weights and not bool(torch.isfinite(weights[name].float()).all())]
     complaints = [
         _listing("missing", sorted(set(shapes) - set(weights))),
         _listing("unexpected", sorted(set(weights) - set(shapes))),

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convergeflow.convergeflow import ConvergeFlowModel
 from convergeflow.errors import UserError
 from convergeflow.interop.langflow import CUTOFF, Sizes, model_from_weights
+from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 WEIGHTS = {"ema": "ema", "raw": "model"}
 """Our word -> the key in the file. The paper's own evaluation script reads the raw weights."""

@@ -1,621 +1,179 @@
-"""The vocabulary head: base logits plus Gaussian kernel -> weights w -> prediction mu, all logits never at once.
+"""What the head means: log f of the network, weights under the Gaussian kernel, data prediction (paper Sec. 3.1).
 
-    logits_j = <h, W_j> + b_j + kernel <x, e_j> [- norm_term ||e_j||^2],  w = softmax(logits),  mu = sum_j w_j e_j
+    w = softmax(log f + (alpha/sigma^2) <x_t, e_j>),    mu = E^T w                                        (Eqs. 14-16)
 
-with kernel = alpha/sigma^2 and norm_term = alpha^2/(2 sigma^2). This is attention over the vocabulary, so it runs
-in tiles (some rows x some tokens) with a running maximum and sum; the backward pass makes the tiles again, or uses
-those kept from the forward pass as far as a fixed budget of memory goes. Summaries of w come from the same pass.
+A network answers with a `LogF`: what it said about a state, before any kernel. The kernel of that state, or of any
+other, makes weights of it without another network call. The unconstrained regressor of the paper's control experiment
+answers with a `DirectPrediction`, which has no weights. `fused.py` computes the weights in tiles.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from convergeflow.errors import UserError
+from convergeflow.flow.path import spread
+from convergeflow.flow.schedule import Coefficients
+from convergeflow.model.fused import Weighted, arithmetic, kernel_scores, no_autocast, weigh
 
-CPU_TILE = 1024
-"""Tokens per tile on a CPU: the tile and the operands of its products stay in the outer cache."""
-CPU_CELLS = 1 << 20
-"""Rows x tokens of one tile on a CPU (4 MB of float32)."""
-DEVICE_TILE = 8192
-"""Tokens per tile on an accelerator: large enough to fill it, small against its memory."""
-DEVICE_CELLS = 1 << 25
-KEEP_ALL_BYTES = 160 << 20
-"""Up to this size all unnormalised weights are kept for the backward pass, which then makes nothing again."""
-KEEP_SOME_BYTES = 80 << 20
-"""How much of a larger set is kept: the rest is made again, and memory stays a fraction of the logits'."""
+SMALLEST_KERNEL = 1e-4
+"""Evidence is divided by the kernel, which vanishes in pure noise."""
 
-LARGEST_MASS = 1e17
-"""Sum of the weights of a tile, relative to an earlier tile's peak, up to which no sum can overflow float32."""
+
+class LogF(Protocol):
+    """What a predictor says about a state x_t [B, L, d], once and for all kernels."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is a log f at all: without one the prediction is the same under every kernel."""
+
+    def weigh(
+        self,
+        x: Tensor,
+        at: Coefficients,
+        *,
+        details: bool = False,
+        targets: Tensor | None = None,
+        scores: Tensor | None = None,
+    ) -> Weighted:
+        """mu at a state and, with `details`, token and top weight; with `targets` the cross-entropy.
+
+        `scores` are what `scores(x)` gave, if it was asked before.
+        """
+
+    def logits(self, x: Tensor, at: Coefficients) -> Tensor:
+        """What the weights are the softmax of, [B, L, V]: materialised, for small jobs and comparisons."""
+
+    def scores(self, x: Tensor) -> Tensor | None:
+        """Kernel scores <x, e_j> that all predictions at one state share; None if there is nothing to share."""
+
+    def tempered(self, temperature: float, base_temperature: float) -> LogF:
+        """The same with weights softmax((log f / base_temperature + kernel) / temperature)."""
+
+    def __getitem__(self, index: Any) -> LogF:
+        """The same for some rows, or for the positions of a mask [B, L], which are then flat."""
 
 
 @dataclass(frozen=True)
-class Weighted:
-    """The prediction mu and what was asked about its weights; shapes are those of the positions."""
-
-    mu: Tensor
-    """Weighted mean of the table's rows, [..., d]."""
-    log_normaliser: Tensor
-    """log sum_j exp(logits_j), nats."""
-    token: Tensor | None = None
-    """The token of largest weight; the lowest id among equals."""
-    top_weight: Tensor | None = None
-    """Its weight. Detached: a diagnostic."""
-    entropy: Tensor | None = None
-    """Entropy of w in nats. Detached: a diagnostic."""
-    cross_entropy: Tensor | None = None
-    """-log w at the target, nats."""
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The table row nearest to each position and its Euclidean distance."""
-
-    token: Tensor
-    distance: Tensor
-    second_distance: Tensor | None = None
-
-
-def weigh(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor | None,
-    kernel: Tensor | None,
-    table: Tensor,
-    *,
-    targets: Tensor | None = None,
-    token: bool = False,
-    top_weight: bool = False,
-    entropy: bool = False,
-    norm_term: Tensor | None = None,
-    scores: Tensor | None = None,
-    tile: int | None = None,
-    keep: int | None = None,
-) -> Weighted:
-    """Weights of all tokens and their mean, differentiable in every tensor but `scores` and `targets`.
-
-    h [..., d_h], weight [V, d_h], bias [V] or None; x [..., d] and kernel, broadcastable to the positions, or both
-    None for base logits alone; table [V, d]; norm_term like kernel, needed when the table's rows differ in norm.
-    `scores` are the values `kernel_scores(x, table)` if the caller has them; gradients still reach x and table.
-    `targets` [...] asks for the cross-entropy. The table's format decides the arithmetic (half precision counts
-    as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
-    """
-    operands = _flatten(h, weight, bias, x, kernel, table, norm_term, scores, targets)
-    plan = _Plan(True, token, top_weight, entropy, tile, keep)
-    found = _run(operands, plan)
-    mu, *rest = (None if part is None else part.reshape(*h.shape[:-1], *part.shape[1:]) for part in found)
-    return Weighted(mu, *rest)  # type: ignore[arg-type]
-
-
-def cross_entropy(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor | None,
-    kernel: Tensor | None,
-    table: Tensor,
-    targets: Tensor,
-    *,
-    norm_term: Tensor | None = None,
-    tile: int | None = None,
-    keep: int | None = None,
-) -> Tensor:
-    """-log w at the targets, nats, [...]: `weigh` without the mean, a third less work."""
-    operands = _flatten(h, weight, bias, x, kernel, table, norm_term, None, targets)
-    *_, result = _run(operands, _Plan(False, False, False, False, tile, keep))
-    assert result is not None
-    return result.reshape(h.shape[:-1])
-
-
-def logits(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    kernel: Tensor,
-    table: Tensor,
-    norm_term: Tensor | None = None,
-) -> Tensor:
-    """The logits themselves, [..., V]: for tests and small jobs, by plain differentiable operations."""
-    dtype = _arithmetic(table)
-    table = table.to(dtype)
-    with _no_autocast(table):
-        base = h.to(dtype) @ weight.to(dtype).T
-        if bias is not None:
-            base = base + bias.to(dtype)
-        total = base + kernel.to(dtype).unsqueeze(-1) * kernel_scores(x, table)
-        if norm_term is not None:
-            total = total - norm_term.to(dtype).unsqueeze(-1) * table.square().sum(-1)
-    return total
-
-
-def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
-    """The inner products <x, e_j>, [..., V]: the part of the logits that a sampling step's passes share."""
-    dtype = _arithmetic(table)
-    x, table = x.to(dtype), table.to(dtype)
-    with _no_autocast(table), exact_products():
-        if torch.is_grad_enabled() and (x.requires_grad or table.requires_grad):
-            return x @ table.T
-        flat = x.reshape(-1, x.shape[-1])
-        grid = _Grid(flat.shape[0], table.shape[0], None, table.device)
-        # Rows on cache lines, and tiles: one wide product with 50,257 columns runs at two thirds of the speed.
-        out = _aligned_empty(len(flat), len(table), table)
-        for rows in grid.row_blocks():
-            for tokens in grid.token_tiles():
-                torch.mm(flat[rows], table[tokens].T, out=out[rows, tokens])
-    return out.view(*x.shape[:-1], out.shape[1])
-
-
-@torch.no_grad()
-def nearest(
-    x: Tensor, table: Tensor, *, scale: Tensor | None = None, second: bool = False, tile: int | None = None
-) -> Nearest:
-    """The row e_j with the smallest ||x - scale e_j|| for each position (`scale`: per position, or 1)."""
-    dtype = _arithmetic(table)
-    if second and table.shape[0] < 2:
-        raise UserError("the second nearest row needs a table of at least two rows")
-    table = table.to(dtype)
-    state = x.reshape(-1, x.shape[-1])
-    flat = state.to(dtype)
-    factor = (flat.new_ones(()) if scale is None else scale.to(dtype)).expand(x.shape[:-1]).reshape(-1, 1)
-    half_norms = _squared_norms(table).mul_(0.5)
-    count = 2 if second else 1
-    found = torch.empty(flat.shape[0], count, dtype=torch.long, device=x.device)
-    grid = _Grid(flat.shape[0], table.shape[0], tile, x.device)
-    with _no_autocast(table), exact_products():
-        for rows in grid.row_blocks():
-            best = flat.new_empty(rows.stop - rows.start, 0)
-            where = found.new_empty(rows.stop - rows.start, 0)
-            for tokens in grid.token_tiles():
-                # ||x - s e||^2 = ||x||^2 - 2 s (<x, e> - s ||e||^2 / 2): the first term does not choose.
-                closeness = flat[rows] @ table[tokens].T
-                closeness.sub_(factor[rows] * half_norms[tokens]).mul_(factor[rows])
-                value, index = closeness.topk(min(count, closeness.shape[1]), dim=1)
-                best, order = torch.cat([best, value], 1).sort(dim=1, descending=True, stable=True)
-                where = torch.cat([where, index.add_(tokens.start)], 1).gather(1, order)[:, :count]
-                best = best[:, :count]
-            found[rows] = where
-    # Distances come from the difference, not from the expansion above, which cancels when x is close to a row.
-    distances = [
-        torch.linalg.vector_norm(state - factor * table[found[:, k]], dim=-1).reshape(x.shape[:-1])
-        for k in range(count)
-    ]
-    return Nearest(found[:, 0].reshape(x.shape[:-1]), distances[0], distances[1] if second else None)
-
-
-def kept_bytes(num: int, vocabulary: int, element_size: int = 4) -> int:
-    """How many bytes of weights are held between the forward and the backward pass, where the caller does not say."""
-    everything = num * _aligned(vocabulary) * element_size
-    return everything if everything <= KEEP_ALL_BYTES else KEEP_SOME_BYTES
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Full float32 products: the kernel term is tens of nats and reduced precision would move whole nats."""
-    precision = torch.get_float32_matmul_precision()
-    if precision == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-
-
-class _Plan(NamedTuple):
-    """What to return and how much memory to use."""
-
-    mean: bool
-    token: bool
-    top_weight: bool
-    entropy: bool
-    tile: int | None
-    keep: int | None
-
-
-class _Operands(NamedTuple):
-    """The operands with positions flattened to rows and in one number format."""
+class KernelLogF:
+    """log f(j) = <h, W_j> + b_j [+ <evidence, e_j>]; its weights follow the exact Gaussian kernel."""
 
     h: Tensor
     weight: Tensor
     bias: Tensor | None
-    x: Tensor | None
-    kernel: Tensor | None
     table: Tensor
-    norm_term: Tensor | None
-    scores: Tensor | None
-    targets: Tensor | None
+    evidence: Tensor | None = None
+    """Of other positions that hold the same word (`small_scale.EvidencePooling`)."""
+    temperature: float = 1.0
+    base_temperature: float = 1.0
+    has_weights = True
+
+    def weigh(
+        self,
+        x: Tensor,
+        at: Coefficients,
+        *,
+        details: bool = False,
+        targets: Tensor | None = None,
+        scores: Tensor | None = None,
+    ) -> Weighted:
+        h, bias, x, kernel = self._terms(x, at)
+        return weigh(
+            h,
+            self.weight,
+            bias,
+            x,
+            kernel,
+            self.table,
+            targets=targets,
+            token=details,
+            top_weight=details,
+            scores=None if self.evidence is not None else scores,
+        )
+
+    def logits(self, x: Tensor, at: Coefficients) -> Tensor:
+        return logits(*self._operands(x, at))
+
+    def scores(self, x: Tensor) -> Tensor | None:
+        return None if self.evidence is not None else kernel_scores(x.to(self.table.dtype), self.table)
+
+    def tempered(self, temperature: float, base_temperature: float) -> KernelLogF:
+        return replace(self, temperature=temperature, base_temperature=base_temperature)
+
+    def __getitem__(self, index: Any) -> KernelLogF:
+        return replace(self, h=self.h[index], evidence=None if self.evidence is None else self.evidence[index])
+
+    def _operands(self, x: Tensor, at: Coefficients) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+        h, bias, x, kernel = self._terms(x, at)
+        return h, self.weight, bias, x, kernel, self.table
+
+    def _terms(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Operands of the head; a temperature goes into those in which its logits are linear."""
+        x = x_t.to(self.table.dtype)
+        kernel = spread(at.kernel, x)
+        if self.evidence is not None:
+            x = x + self.evidence / (self.base_temperature * kernel.clamp_min(SMALLEST_KERNEL))
+        h, bias, base = self.h, self.bias, self.temperature * self.base_temperature
+        if base != 1.0:
+            h, bias = h / base, None if bias is None else bias / base
+        kernel = kernel[..., 0] if self.temperature == 1.0 else kernel[..., 0] / self.temperature
+        return h, bias, x, kernel.expand(x.shape[:-1])
 
 
-class _Outputs(NamedTuple):
-    mu: Tensor | None
-    log_normaliser: Tensor
-    token: Tensor | None
-    top_weight: Tensor | None
-    entropy: Tensor | None
-    cross_entropy: Tensor | None
+@dataclass(frozen=True)
+class DirectPrediction:
+    """mu regressed without weights (the control of the paper's Section 4.1): the kernel changes nothing."""
+
+    mu: Tensor
+    has_weights = False
+
+    def weigh(
+        self,
+        x: Tensor,
+        at: Coefficients,
+        *,
+        details: bool = False,
+        targets: Tensor | None = None,
+        scores: Tensor | None = None,
+    ) -> Weighted:
+        return Weighted(self.mu, log_normaliser=self.mu.new_zeros(self.mu.shape[:-1]))
+
+    def logits(self, x: Tensor, at: Coefficients) -> Tensor:
+        raise no_weights()
+
+    def scores(self, x: Tensor) -> Tensor | None:
+        return None
+
+    def tempered(self, temperature: float, base_temperature: float) -> DirectPrediction:
+        raise UserError("the direct predictor has no weights for `temperature` or `base_temperature` to act on")
+
+    def __getitem__(self, index: Any) -> DirectPrediction:
+        return DirectPrediction(self.mu[index])
 
 
-def _flatten(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor | None,
-    kernel: Tensor | None,
-    table: Tensor,
-    norm_term: Tensor | None,
-    scores: Tensor | None,
-    targets: Tensor | None,
-) -> _Operands:
-    dtype = _arithmetic(table)
-    positions = h.shape[:-1]
-
-    def per_position(part: Tensor | None) -> Tensor | None:
-        return None if part is None else part.to(dtype).expand(positions).reshape(-1)
-
-    return _Operands(
-        h=h.to(dtype).reshape(-1, h.shape[-1]),
-        weight=weight.to(dtype),
-        bias=None if bias is None else bias.to(dtype),
-        x=None if x is None else x.to(dtype).reshape(-1, x.shape[-1]),
-        kernel=per_position(kernel),
-        table=table.to(dtype),
-        norm_term=per_position(norm_term),
-        scores=None if scores is None else scores.detach().reshape(math.prod(positions), scores.shape[-1]),
-        targets=None if targets is None else targets.expand(positions).reshape(-1),
+def no_weights() -> UserError:
+    """What is said where weights are wanted of a predictor that has none."""
+    return UserError(
+        "the direct predictor has no token weights: set `decode` to prediction or distance, and use no temperature, no "
+        "freezing and not the kernel solver"
     )
 
 
-def _run(operands: _Operands, plan: _Plan) -> _Outputs:
-    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in operands):
-        return _Outputs(*_Weigh.apply(plan, *operands))
-    return _forward(operands, plan, None)
+def logits(h: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, kernel: Tensor, table: Tensor) -> Tensor:
+    """The formula itself, [..., V], by plain differentiable operations: what `fused.weigh` is held equal to."""
+    dtype = arithmetic(table)
+    table = table.to(dtype)
+    with no_autocast(table):
+        base = h.to(dtype) @ weight.to(dtype).T
+        if bias is not None:
+            base = base + bias.to(dtype)
+        return base + kernel.to(dtype).unsqueeze(-1) * kernel_scores(x, table)
 
 
-class _Weigh(torch.autograd.Function):
-    """d logits_j = w_j (g . e_j - g . mu + g_normaliser + g_ce) - g_ce [j = target], then the chain rule."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: _Plan, *operands: Tensor | None) -> _Outputs:
-        parts = _Operands(*operands)  # type: ignore[arg-type]
-        standard = kept_bytes(len(parts.h), len(parts.table), parts.h.element_size())
-        kept = _Kept(standard if plan.keep is None else plan.keep)
-        outputs = _forward(parts, plan, kept)
-        ctx.plan, ctx.kept = plan, kept
-        ctx.save_for_backward(outputs.mu, outputs.log_normaliser, *operands)
-        details = (outputs.token, outputs.top_weight, outputs.entropy)
-        ctx.mark_non_differentiable(*(part for part in details if part is not None))
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)  # type: ignore[return-value]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        mu, log_normaliser, *operands = ctx.saved_tensors
-        needs = _Operands(*ctx.needs_input_grad[1:])
-        with _no_autocast(log_normaliser):
-            given = _backward(
-                _Operands(*operands), needs, ctx.plan, ctx.kept, mu, log_normaliser, _Outputs(*gradients)  # type: ignore[arg-type]
-            )
-        return None, *given
-
-
-def _forward(operands: _Operands, plan: _Plan, kept: _Kept | None) -> _Outputs:
-    """One pass over rows and vocabulary; tiles that fit are left in `kept` for the backward pass."""
-    table, targets = operands.table, operands.targets
-    num = operands.h.shape[0]
-    grid = _Grid(num, table.shape[0], plan.tile, table.device)
-    with torch.no_grad(), _no_autocast(table):
-        tile_logits = _TileLogits(operands)
-        mu = table.new_empty(num, table.shape[1]) if plan.mean else None
-        log_normaliser = table.new_empty(num)
-        token = torch.empty(num, dtype=torch.long, device=table.device) if plan.token else None
-        top_weight = table.new_empty(num) if plan.top_weight else None
-        entropy = table.new_empty(num) if plan.entropy else None
-        target_logit = None if targets is None else table.new_zeros(num)
-        for rows in grid.row_blocks():
-            running = _Running(plan)
-            mean = None if mu is None else mu[rows]
-            for tokens in grid.token_tiles():
-                room = None if kept is None else kept.room(rows, tokens, table)
-                shift = running.guess(table.device)
-                out = grid.buffer(0, rows, tokens, table) if room is None else room
-                tile = tile_logits.fill(out, rows, tokens, shift)
-                if target_logit is not None and targets is not None:
-                    place, inside = _within(targets[rows], tokens)
-                    found = tile.gather(1, place)[:, 0] + (0.0 if shift is None else shift)
-                    target_logit[rows] += torch.where(inside, found, 0.0)
-                if shift is None or not running.add_shifted(tile, tokens, mean, table):
-                    tile = tile if shift is None else tile_logits.fill(out, rows, tokens)
-                    running.add(tile, tokens, mean, table)
-                if room is not None and kept is not None:
-                    kept.tiles[rows.start, tokens.start] = (room, running.peak)
-            running.close(rows, mu, log_normaliser, token, top_weight, entropy)
-        spread = None if target_logit is None else log_normaliser - target_logit
-    return _Outputs(mu, log_normaliser, token, top_weight, entropy, spread)
-
-
-def _backward(
-    operands: _Operands,
-    needs: _Operands,
-    plan: _Plan,
-    kept: _Kept,
-    mu: Tensor | None,
-    log_normaliser: Tensor,
-    gradients: _Outputs,
-) -> list[Tensor | None]:
-    """The gradients of the operands, in their order."""
-    h, weight, bias, x, kernel, table, norm_term, _, targets = operands
-    grid = _Grid(h.shape[0], table.shape[0], plan.tile, table.device)
-    tile_logits = _TileLogits(operands)
-    g_mu, g_cross = gradients.mu, gradients.cross_entropy
-    offset = torch.zeros_like(log_normaliser)
-    if g_mu is not None and mu is not None:
-        offset -= (g_mu * mu).sum(1)
-    for part in (gradients.log_normaliser, g_cross):
-        if part is not None:
-            offset += part
-    d_h = torch.empty_like(h) if needs.h else None
-    d_weight = torch.empty_like(weight) if needs.weight else None
-    d_bias = torch.zeros_like(bias) if bias is not None and needs.bias else None
-    d_scaled = torch.empty_like(x) if x is not None and (needs.x or needs.kernel) else None
-    d_table = torch.zeros_like(table) if needs.table else None
-    d_norm = torch.zeros_like(norm_term) if norm_term is not None and needs.norm_term else None
-    for rows in grid.row_blocks():
-        for tokens in grid.token_tiles():
-            held = kept.tiles.pop((rows.start, tokens.start), None)
-            if held is None:
-                share = tile_logits.fill(grid.buffer(0, rows, tokens, table), rows, tokens, log_normaliser[rows])
-                _exponentiate(share)
-                pull, lift = None if g_mu is None else g_mu[rows], offset[rows]
-            else:
-                # The kept tile is w up to a factor per row, which goes to the smaller operands.
-                share, peak = held
-                factor = (peak - log_normaliser[rows]).exp_()
-                pull, lift = None if g_mu is None else g_mu[rows] * factor[:, None], offset[rows] * factor
-            if pull is None:
-                change = share.mul_(lift[:, None])
-            else:
-                if d_table is not None:
-                    d_table[tokens].addmm_(share.T, pull)
-                change = torch.mm(pull, table[tokens].T, out=grid.buffer(1, rows, tokens, table))
-                change.add_(lift[:, None]).mul_(share)
-            if g_cross is not None and targets is not None:
-                place, inside = _within(targets[rows], tokens)
-                change.scatter_add_(1, place, torch.where(inside, -g_cross[rows], 0.0)[:, None])
-            if d_h is not None:
-                d_h[rows].addmm_(change, weight[tokens], beta=float(tokens.start > 0))
-            if d_weight is not None:
-                d_weight[tokens].addmm_(change.T, h[rows], beta=float(rows.start > 0))
-            if d_bias is not None:
-                d_bias[tokens] += change.sum(0)
-            if d_scaled is not None:
-                d_scaled[rows].addmm_(change, table[tokens], beta=float(tokens.start > 0))
-            if d_table is not None and tile_logits.scaled is not None:
-                d_table[tokens].addmm_(change.T, tile_logits.scaled[rows])
-            if norm_term is not None and tile_logits.norms is not None:
-                if d_norm is not None:
-                    d_norm[rows] -= change @ tile_logits.norms[tokens]
-                if d_table is not None:
-                    d_table[tokens].addcmul_(table[tokens], (norm_term[rows] @ change)[:, None], value=-2)
-    d_x = d_kernel = None
-    if d_scaled is not None and x is not None and kernel is not None:
-        if needs.kernel:
-            d_kernel = (d_scaled * x).sum(1)
-        if needs.x:
-            d_x = d_scaled.mul_(kernel[:, None])
-    return [d_h, d_weight, d_bias, d_x, d_kernel, d_table, d_norm, None, None]
-
-
-class _TileLogits:
-    """Makes the logits of one tile in a given buffer; what all tiles share is made once."""
-
-    def __init__(self, operands: _Operands) -> None:
-        self.operands = operands
-        x, kernel, norm_term = operands.x, operands.kernel, operands.norm_term
-        self.scaled = None if x is None or kernel is None else x * kernel[:, None]
-        self.norms = None if norm_term is None else _squared_norms(operands.table)
-
-    def fill(self, out: Tensor, rows: slice, tokens: slice, shift: Tensor | None = None) -> Tensor:
-        """The logits, less `shift` per row: what the products are added to, so that it costs no pass of its own."""
-        h, weight, bias, _, kernel, table, norm_term, scores, _ = self.operands
-        if shift is None:
-            if bias is None:
-                torch.mm(h[rows], weight[tokens].T, out=out)
-            else:
-                torch.addmm(bias[tokens], h[rows], weight[tokens].T, out=out)
-        elif bias is None:
-            out.copy_(shift.neg()[:, None])
-        else:
-            torch.sub(bias[tokens], shift[:, None], out=out)
-        # The kernel term is the large one and cancels the shift: the base logits are added to what is left.
-        if scores is not None and kernel is not None:
-            out.addcmul_(scores[rows, tokens], kernel[rows, None])
-        elif self.scaled is not None:
-            with exact_products():
-                out.addmm_(self.scaled[rows], table[tokens].T)
-        if shift is not None:
-            out.addmm_(h[rows], weight[tokens].T)
-        if self.norms is not None and norm_term is not None:
-            out.addr_(norm_term[rows], self.norms[tokens], alpha=-1)
-        return out
-
-
-class _Running:
-    """The online softmax of a block of rows: everything is relative to the largest logit seen so far."""
-
-    peak: Tensor
-    total: Tensor
-    best: Tensor
-    surprise: Tensor
-    """Sum of p log p for p = exp(logit - peak), at most 0."""
-
-    def __init__(self, plan: _Plan) -> None:
-        self.plan = plan
-        self.empty = True
-
-    def guess(self, device: torch.device) -> Tensor | None:
-        """The peak so far, if the next tile may be measured against it before its own maximum is known.
-
-        Any reference near the maximum will do for the sums, which spares a pass over the tile to find it and one over
-        the mean to rescale it. The answers that name the maximum need it exactly; on an accelerator the check that the
-        guess was good would wait for every tile.
-        """
-        exact = self.plan.token or self.plan.top_weight or self.plan.entropy
-        return None if self.empty or exact or device.type != "cpu" else self.peak
-
-    def add_shifted(self, tile: Tensor, tokens: slice, mean: Tensor | None, table: Tensor) -> bool:
-        """Take in a tile of logit - peak, as `add` does; False, and nothing taken, if a weight came out too large."""
-        mass = _exponentiate(tile).sum(1)
-        if not float(mass.max()) < LARGEST_MASS:
-            return False
-        self.total += mass
-        if mean is not None:
-            mean.addmm_(tile, table[tokens])
-        return True
-
-    def add(self, tile: Tensor, tokens: slice, mean: Tensor | None, table: Tensor) -> None:
-        """Take in a tile of logits, leaving exp(logit - peak) in its place, and add its part to `mean`."""
-        if self.plan.token:
-            summit, index = tile.max(1)
-            index += tokens.start
-            self.best = index if self.empty else torch.where(summit > self.peak, index, self.best)
-        else:
-            summit = tile.amax(1)
-        peak = summit if self.empty else torch.maximum(self.peak, summit)
-        log_parts = tile - peak[:, None] if self.plan.entropy else None
-        mass = _exponentiate(tile.sub_(peak[:, None])).sum(1)
-        surprise = mass if log_parts is None else log_parts.mul_(tile).sum(1)
-        if self.empty:
-            self.total, self.surprise = mass, surprise
-            if mean is not None:
-                torch.mm(tile, table[tokens], out=mean)
-        else:
-            drop = self.peak - peak
-            factor = drop.exp()
-            if self.plan.entropy:
-                # Every p seen so far shrinks by the factor, and its logarithm by `drop`.
-                self.surprise = self.surprise.add_(drop * self.total).mul_(factor).add_(surprise)
-            self.total = self.total.mul_(factor).add_(mass)
-            if mean is not None:
-                mean.mul_(factor[:, None]).addmm_(tile, table[tokens])
-        self.peak, self.empty = peak, False
-
-    def close(
-        self,
-        rows: slice,
-        mu: Tensor | None,
-        log_normaliser: Tensor,
-        token: Tensor | None,
-        top_weight: Tensor | None,
-        entropy: Tensor | None,
-    ) -> None:
-        """Write the finished rows."""
-        log_total = self.total.log()
-        log_normaliser[rows] = self.peak + log_total
-        if mu is not None:
-            mu[rows].div_(self.total[:, None])
-        if token is not None:
-            token[rows] = self.best
-        if top_weight is not None:
-            top_weight[rows] = self.total.reciprocal()
-        if entropy is not None:
-            entropy[rows] = log_total - self.surprise / self.total
-
-
-@dataclass
-class _Kept:
-    """Tiles of the forward pass by (first row, first token): exp(logits - peak), and the peak of each row.
-
-    The backward pass takes them out and overwrites them; a second backward pass makes every tile again.
-    """
-
-    budget: int
-    tiles: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def room(self, rows: slice, tokens: slice, like: Tensor) -> Tensor | None:
-        """Memory for one more tile, or None when the budget is spent."""
-        height, width = rows.stop - rows.start, tokens.stop - tokens.start
-        size = height * _aligned(width) * like.element_size()
-        if size > self.budget:
-            return None
-        self.budget -= size
-        return _aligned_empty(height, width, like)
-
-
-class _Grid:
-    """How rows x vocabulary are cut into tiles: one tile when everything is small."""
-
-    def __init__(self, num: int, vocabulary: int, tile: int | None, device: torch.device) -> None:
-        standard, cells = (CPU_TILE, CPU_CELLS) if device.type == "cpu" else (DEVICE_TILE, DEVICE_CELLS)
-        self.num, self.vocabulary = num, vocabulary
-        self.width = min(vocabulary, standard if tile is None else tile)
-        self.height = max(1, min(num, cells // self.width))
-
-    def row_blocks(self) -> list[slice]:
-        return [slice(low, min(low + self.height, self.num)) for low in range(0, self.num, self.height)]
-
-    def token_tiles(self) -> list[slice]:
-        return [slice(low, min(low + self.width, self.vocabulary)) for low in range(0, self.vocabulary, self.width)]
-
-    def buffer(self, which: int, rows: slice, tokens: slice, like: Tensor) -> Tensor:
-        """Working memory for one tile."""
-        height, width = rows.stop - rows.start, tokens.stop - tokens.start
-        size = height * _aligned(width)
-        if like.device.type != "cpu":
-            return _aligned_empty(height, width, like)
-        # Fresh pages cost a CPU more than the arithmetic on them, so each thread holds on to its two buffers.
-        held: Tensor | None = getattr(_workspace, f"tile{which}", None)
-        if held is None or held.dtype != like.dtype or held.numel() < size:
-            held = like.new_empty(self.height * _aligned(self.width))
-            setattr(_workspace, f"tile{which}", held)
-        return held[:size].view(height, -1)[:, :width]
-
-
-_workspace = threading.local()
-
-
-def _squared_norms(table: Tensor) -> Tensor:
-    # Not table.square().sum(-1), which would need a second table for a moment.
-    return torch.linalg.vector_norm(table, dim=-1).square_()
-
-
-def _aligned(width: int) -> int:
-    """Columns to reserve per row: matrix products are up to 1.5 times faster when rows start on cache lines."""
-    return -(-width // 16) * 16
-
-
-def _aligned_empty(height: int, width: int, like: Tensor) -> Tensor:
-    return like.new_empty(height, _aligned(width))[:, :width]
-
-
-def _exponentiate(tile: Tensor) -> Tensor:
-    """exp in place, with a floor far below rounding: exp is slow where its result underflows."""
-    floor = math.log(torch.finfo(tile.dtype).tiny) + 8
-    return tile.clamp_(min=floor).exp_()
-
-
-def _within(targets: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
-    """The column of each target in a tile, [rows, 1], and whether the target lies in the tile at all."""
-    place = targets - tokens.start
-    width = tokens.stop - tokens.start
-    return place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)
-
-
-def _arithmetic(table: Tensor) -> torch.dtype:
-    return torch.promote_types(table.dtype, torch.float32)
-
-
-def _no_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    return torch.autocast(device_type=like.device.type, enabled=False)
+def context_free(log_prior: Tensor, x: Tensor, table: Tensor) -> KernelLogF:
+    """log f = a prior over tokens: the best answer that looks at its own position alone."""
+    nothing = x.new_zeros(*x.shape[:-1], 1)
+    return KernelLogF(nothing, x.new_zeros(len(table), 1), log_prior.to(x.dtype), table)

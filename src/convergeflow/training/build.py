@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from convergeflow.baselines import METHODS
-from convergeflow.config import RunConfig
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.randomness import derive_seed
+from convergeflow.systems import METHODS
 from convergeflow.training.checkpoint import read_tensors
+from convergeflow.training.config import RunConfig
 
 
 def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], None] | None = None) -> Corpus:
@@ -37,21 +37,15 @@ def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], No
 
 
 def _flow(config: RunConfig, vocabulary: int) -> nn.Module:
-    from convergeflow.convergeflow import ConvergeFlowModel
+    from convergeflow.systems.convergeflow import ConvergeFlowModel
 
     wanted = config.model
     kind = METHODS.get(wanted.method, ConvergeFlowModel)
     if wanted.options:
-        raise UserError(
-            f"model.options.{min(wanted.options)}: method {wanted.method!r} has no options of its own"
-        )
+        raise UserError(f"model.options.{min(wanted.options)}: method {wanted.method!r} has no options of its own")
     schedule: dict[str, Any] = {"kind": wanted.schedule.kind}
     if wanted.schedule.kind == "gumbel":
-        schedule |= {
-            "loc": wanted.start_loc(),
-            "scale": wanted.schedule.scale,
-            "cutoff": wanted.schedule.cutoff,
-        }
+        schedule |= {"loc": wanted.start_loc(), "scale": wanted.schedule.scale, "cutoff": wanted.schedule.cutoff}
     described = kind.config_class(
         vocabulary=vocabulary,
         width=wanted.width,

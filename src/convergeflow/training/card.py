@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convergeflow.config import RunConfig
+from convergeflow.training.config import RunConfig
 
 
 def write_card(

@@ -80,9 +80,7 @@ def _own_hash(manifest: dict[str, Any]) -> str:
 def seal(folder: Path) -> None:
     """Force every file of a folder to the disk and write its manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    listed = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in files
-    }
+    listed = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in files}
     manifest: dict[str, Any] = {"format": 1, "files": listed}
     manifest["sha256"] = _own_hash(manifest)
     write_json(folder / MANIFEST, manifest)
@@ -105,9 +103,7 @@ def verify(folder: Path) -> None:
         if not path.is_file():
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != entry["bytes"]:
-            raise BrokenCheckpoint(
-                f"{folder}: {name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-            )
+            raise BrokenCheckpoint(f"{folder}: {name} has {path.stat().st_size} bytes instead of {entry['bytes']}")
         if _hash(path) != entry["sha256"]:
             raise BrokenCheckpoint(f"{folder}: {name} was changed (its SHA-256 differs)")
 
@@ -145,9 +141,7 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
         full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
         reason = "the disk is full" if full else " ".join(str(error).split())
         fix = "free some space and go on with --resume" if full else "mend it and go on with --resume"
-        raise ConvergeFlowError(
-            f"cannot write {target}: {reason}; older checkpoints are whole: {fix}"
-        ) from error
+        raise ConvergeFlowError(f"cannot write {target}: {reason}; older checkpoints are whole: {fix}") from error
     return target
 
 
@@ -157,9 +151,7 @@ def step_of(folder: Path) -> int:
 
 def present(run: Path) -> list[Path]:
     """The checkpoint folders of a run, oldest first, whole or not."""
-    return sorted(
-        path for path in (run / FOLDER).glob(PREFIX + "*") if path.name.removeprefix(PREFIX).isdigit()
-    )
+    return sorted(path for path in (run / FOLDER).glob(PREFIX + "*") if path.name.removeprefix(PREFIX).isdigit())
 
 
 def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:

@@ -38,9 +38,7 @@ def draw_curve(run: Path, target: Path) -> None:
     if not steps:
         raise UserError(f"the journal of {run} has no training step yet")
     names = [name for name in (checks[0][1] if checks else {}) if name.startswith(("ce@", "loss@"))]
-    figure, axes = pyplot.subplots(
-        1, 2 if names else 1, figsize=(11 if names else 6, 4), constrained_layout=True
-    )
+    figure, axes = pyplot.subplots(1, 2 if names else 1, figsize=(11 if names else 6, 4), constrained_layout=True)
     left = axes[0] if names else axes
     for number, stage in enumerate(dict.fromkeys(record["stage"] for record in steps)):
         part = [record for record in steps if record["stage"] == stage]
@@ -55,9 +53,7 @@ def draw_curve(run: Path, target: Path) -> None:
     left.legend(frameon=False)
     if names:
         for name in names:
-            axes[1].plot(
-                [step for step, _ in checks], [values[name] for _, values in checks], marker="o", label=name
-            )
+            axes[1].plot([step for step, _ in checks], [values[name] for _, values in checks], marker="o", label=name)
         axes[1].set_yscale("log")
         axes[1].set_xlabel("step")
         axes[1].set_ylabel("held-out cross-entropy (nats per token)")

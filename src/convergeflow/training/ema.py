@@ -11,7 +11,7 @@ import copy
 import torch
 from torch import nn
 
-from convergeflow.config import EmaConfig
+from convergeflow.training.config import EmaConfig
 from convergeflow.training.sharding import local
 
 

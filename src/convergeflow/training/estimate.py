@@ -15,10 +15,10 @@ import psutil
 import torch
 from torch import nn
 
-from convergeflow.config import RunConfig
 from convergeflow.device import choose_device
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.training.config import RunConfig
 from convergeflow.training.optimizer import StageOptimizer
 
 TRIAL_TOKENS = 4096
@@ -64,9 +64,7 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
             draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
             begin = time.perf_counter()
             with _PeakMemory(placement.device) as memory:
-                with torch.autocast(
-                    placement.device.type, placement.autocast, enabled=placement.autocast is not None
-                ):
+                with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):
                     loss = model.loss(tokens, times=times, draws=draws).total  # type: ignore[operator]
                 loss.backward()
                 optimizer.step()

@@ -61,9 +61,7 @@ def _open_board(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
-        raise UserError(
-            "tensorboard=true needs TensorBoard: pip install 'convergeflow[tensorboard]'"
-        ) from None
+        raise UserError("tensorboard=true needs TensorBoard: pip install 'convergeflow[tensorboard]'") from None
     return SummaryWriter(str(folder / "tensorboard"))
 
 

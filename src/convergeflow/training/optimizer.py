@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from convergeflow.config import OptimizerConfig, StageConfig
 from convergeflow.errors import ConvergeFlowError
+from convergeflow.training.config import OptimizerConfig, StageConfig
 from convergeflow.training.sharding import assign, like, whole
 
 MUON_RATIO = 20.0
@@ -124,9 +124,7 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.op
 class StageOptimizer:
     """The optimizers of one stage behind one face; its state is named tensors, without pickle."""
 
-    def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], stage: StageConfig, config: OptimizerConfig
-    ) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], stage: StageConfig, config: OptimizerConfig) -> None:
         adamw, muon = groups_of(named, stage, config)
         if not adamw and not muon:
             raise ConvergeFlowError(f"stage {stage.name!r} trains nothing: every parameter is frozen")

@@ -15,12 +15,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from convergeflow.config import RunConfig, apply_overrides, from_dict
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.training import checkpoint
 from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
 from convergeflow.training.card import write_card
+from convergeflow.training.config import RunConfig, apply_overrides, from_dict
 from convergeflow.training.trainer import Outcome, Trainer
 
 RUN_FILE = "run.json"
@@ -28,9 +28,20 @@ MODEL_FOLDER = checkpoint.MODEL_FOLDER
 
 # What may change when a run goes on: nothing that the steps already made depended on.
 FREE_ON_RESUME = (
-    "device", "compile", "recompute", "parallel", "accumulate", "checkpoint_every", "keep", "log_every",
-    "evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe", "tensorboard",
-)  # fmt: skip
+    "device",
+    "compile",
+    "recompute",
+    "parallel",
+    "accumulate",
+    "checkpoint_every",
+    "keep",
+    "log_every",
+    "evaluate_every",
+    "evaluate_blocks",
+    "sample_every",
+    "sample_nfe",
+    "tensorboard",
+)
 
 
 @dataclass(frozen=True)

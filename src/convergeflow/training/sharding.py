@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from convergeflow.errors import ConvergeFlowError
-from convergeflow.records import Loss
+from convergeflow.objective.losses import Loss
 
 
 class Doorway(nn.Module):
@@ -34,9 +34,7 @@ class Doorway(nn.Module):
             return result
         # A tuple and a dict of tensors, since the wrappers look for tensors in those and not in our records.
         device = result.total.device
-        parts = {
-            name: torch.as_tensor(value, dtype=torch.float64).detach() for name, value in result.parts.items()
-        }
+        parts = {name: torch.as_tensor(value, dtype=torch.float64).detach() for name, value in result.parts.items()}
         return result.total, {name: value.to(device, torch.float32) for name, value in parts.items()}
 
 

@@ -21,13 +21,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from convergeflow.config import RunConfig
 from convergeflow.data import stream
 from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.training import checkpoint, sharding, watch
+from convergeflow.training.config import RunConfig
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.interrupt import StopRequest
 from convergeflow.training.journal import Journal
@@ -96,10 +96,7 @@ class Trainer:
         self.journal = self._open_journal(journal_bytes)
         if start == 0:
             self._write(
-                {
-                    "corpus": self.corpus.fingerprint,
-                    "parameters": sum(p.numel() for p in self.model.parameters()),
-                }
+                {"corpus": self.corpus.fingerprint, "parameters": sum(p.numel() for p in self.model.parameters())}
             )
         self.advance(start)
         total, step, saved = config.total_steps, start, start if resume else -1
@@ -308,9 +305,7 @@ class Trainer:
             return 0, 0
         state = checkpoint.read_json(folder / "trainer.json")
         if state["corpus"] != self.corpus.fingerprint:
-            raise UserError(
-                f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}"
-            )
+            raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
         if state["world"] != self.world:
             self.warn(
                 f"resuming on {self.world} processes a run of {state['world']}: sums will differ in the last bits"

@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from convergeflow.config import RunConfig
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.training.config import RunConfig
 from convergeflow.training.sharding import Doorway
 
 MONITOR_ROWS = 32

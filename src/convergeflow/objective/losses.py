@@ -1,0 +1,189 @@
+"""What training minimises (paper Eq. 17; LangFlow's cross-entropy; self-conditioning, Sec. 2.1).
+
+`mse` is ConvergeFlow's only loss, (1 + alpha/sigma)^2 ||x* - mu||^2. `ce` is LangFlow's, which teaches the token table.
+A corruption draws x_t and what the network may look at; a learned schedule is fitted beside the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.path import sample_path, spread
+from convergeflow.flow.schedule import Schedule
+from convergeflow.model.fused import Weighted
+from convergeflow.model.network import FlowNetwork
+from convergeflow.objective.corruption import (
+    AfterClean,
+    Corruption,
+    EmptySlots,
+    Noisy,
+    PerPosition,
+    Whole,
+    view_of_blocks,
+)
+from convergeflow.objective.learned_schedule import LearnedGumbel, fitted_points
+from convergeflow.randomness import RowDraws
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A training loss: `total` is a differentiable scalar, `parts` are detached numbers for the journal."""
+
+    total: Tensor
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def mse(x_star: Tensor, noisy: Noisy, prediction: Weighted) -> Tensor:
+    """(1 + alpha/sigma)^2 ||x* - mu||^2, the mean over dimensions, positions and sequences (Eq. 17)."""
+    squared = (x_star - prediction.mu).square().mean(-1)
+    weight = spread((1 + noisy.at.signal_to_noise).square(), squared)
+    return (weight * squared).mean()
+
+
+def ce(x_star: Tensor, noisy: Noisy, prediction: Weighted) -> Tensor:
+    """-log w at the true token, nats, the mean over positions and sequences."""
+    if prediction.cross_entropy is None:
+        raise UserError("the direct predictor cannot be trained with ce; set the stage's objective to mse")
+    return prediction.cross_entropy.mean()
+
+
+LOSSES = {"mse": mse, "ce": ce}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A stage of training: which loss, and how its inputs are drawn."""
+
+    kind: str = "mse"
+    self_condition: float = 0.25
+    """Probability that an example is conditioned on the model's own first prediction."""
+    position_noise: float = 0.0
+    """Share of sequences whose positions each draw a noise level of their own (an option; the paper has none)."""
+    clean_context: float = 0.0
+    """Share of sequences seen as empty slots after clean words (an option; the paper has none)."""
+    block_length: int | None = None
+    """Blocks of up to this many tokens after clean words (an option); None is the paper's whole sequence."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in LOSSES:
+            raise unknown_name("objective", self.kind, LOSSES)
+
+    @property
+    def corruption(self) -> Corruption:
+        """How sequences come to the path."""
+        if self.block_length is not None:
+            return AfterClean(self.block_length)
+        return PerPosition(self.position_noise) if self.position_noise > 0.0 else Whole()
+
+    def split(self, num: int, draws: RowDraws) -> Iterator[tuple[Tensor, Corruption]]:
+        """Rows of the batch, and how each part is corrupted: first the empty slots, then the path."""
+        if self.clean_context == 0.0:
+            yield torch.arange(num), self.corruption
+            return
+        beside = draws.uniform() < self.clean_context
+        for chosen, corruption in ((beside, EmptySlots()), (~beside, self.corruption)):
+            if len(rows := chosen.nonzero()[:, 0]):
+                yield rows, corruption
+
+
+def flow_loss(
+    network: FlowNetwork,
+    schedule: Schedule,
+    objective: Objective,
+    tokens: Tensor,
+    *,
+    times: Tensor,
+    draws: RowDraws,
+    learned: LearnedGumbel | None = None,
+) -> Loss:
+    """The loss of a batch of tokens [B, L] at times [B] in (0, 1); `learned` is the schedule that the stage fits."""
+    table = network.embedding.rows()
+    total, parts, fitted = tokens.new_zeros((), dtype=torch.float32), {}, False
+    for rows, corruption in objective.split(len(tokens), draws):
+        here, streams = tokens[rows.to(tokens.device)], draws.select(rows)
+        x_star = nn.functional.embedding(here, table)
+        noisy = corruption(x_star, schedule, times[rows.to(times.device)], streams)
+        slots = isinstance(corruption, EmptySlots)
+        prediction = predict(network, noisy, here, streams, 0.0 if slots else objective.self_condition, table)
+        value = LOSSES[objective.kind](x_star, noisy, prediction)
+        if slots:
+            parts[f"context_{objective.kind}"] = float(value.detach())
+        else:
+            parts["mse"] = float(mse(x_star, noisy, prediction).detach())
+            if prediction.cross_entropy is not None:
+                parts["ce"] = float(prediction.cross_entropy.detach().mean())
+                if learned is not None:
+                    points = fitted_points(
+                        noisy.at.gamma, prediction.cross_entropy, blocks=objective.block_length is not None
+                    )
+                    fit, fitted = learned.fit_loss(*points), True
+                    parts |= _fit_parts(fit, learned)
+                    value = value + fit
+        total = total + len(rows) / len(tokens) * value
+    if learned is not None and not fitted:
+        total = total + learned.fit_loss(times.new_zeros(0), times.new_zeros(0))
+    return Loss(total, parts)
+
+
+def _fit_parts(fit: Tensor, learned: LearnedGumbel) -> dict[str, float]:
+    return {
+        "schedule_fit": float(fit.detach()),
+        "schedule_loc": learned.loc.item(),
+        "schedule_scale": learned.scale.item(),
+        "schedule_entropy": learned.entropy.item(),
+    }
+
+
+def predict(
+    network: FlowNetwork, noisy: Noisy, targets: Tensor, draws: RowDraws, share: float, table: Tensor
+) -> Weighted:
+    """The prediction at points of the path; a share of the rows is conditioned on a first prediction (Sec. 2.1)."""
+    x_t, at, view = noisy.x_t, noisy.at, noisy.view
+    condition = None
+    if share > 0.0:
+        condition = torch.zeros_like(x_t)
+        if len(active := (draws.uniform() < share).nonzero()[:, 0]):
+            with torch.no_grad():
+                here = active.to(x_t.device)
+                first = network(x_t[here], at[active], None, view.rows(active), table).weigh(x_t[here], at[active])
+                condition[here] = first.mu.to(condition.dtype)
+    weights: Weighted = network(x_t, at, condition, view, table).weigh(x_t, at, targets=targets)
+    return weights
+
+
+@torch.no_grad()
+def fixed_noise_report(
+    network: FlowNetwork,
+    schedule: Schedule,
+    gammas: list[float],
+    tokens: Tensor,
+    draws: RowDraws,
+    block_length: int | None = None,
+) -> dict[str, float]:
+    """Cross-entropy, squared error and gain over the context-free predictor at fixed noise levels.
+
+    Self-conditioned once; with a `block_length` in blocks of that many tokens after clean ones. The mean cross-entropy
+    under a learned schedule is about h/2 whatever the model knows; these numbers are not.
+    """
+    table = network.embedding.rows()
+    x_star = nn.functional.embedding(tokens, table)
+    noise, view = draws.normal(*x_star.shape[1:], device=x_star.device), view_of_blocks(x_star, block_length)
+    report: dict[str, float] = {}
+    for gamma in gammas:
+        at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
+        x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+        first = network(x_t, at, None, view, table).weigh(x_t, at).mu
+        second = network(x_t, at, first, view, table).weigh(x_t, at, targets=tokens)
+        report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())
+        if second.cross_entropy is not None:
+            found = float(second.cross_entropy.mean())
+            alone = network.without_context(x_t, at, table, targets=tokens).cross_entropy
+            assert alone is not None
+            report[f"ce@{gamma:g}"] = found
+            report[f"gain@{gamma:g}"] = float(alone.mean()) - found
+    return report

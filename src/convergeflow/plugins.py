@@ -1,0 +1,63 @@
+"""Things found by name: those of the package, and those that other packages register as entry points.
+
+A package adds to a registry without a line of this one:
+
+    [project.entry-points."convergeflow.solvers"]
+    my-solver = "my_package.module:MY_SOLVER"
+
+Nothing is imported before it is asked for, so that naming things costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TypeVar
+
+from convergeflow.errors import UserError, unknown_name
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """Name -> thing. `known` holds the things themselves, or "module:attribute" to import on first use."""
+
+    def __init__(self, kind: str, group: str, known: Mapping[str, T | str]) -> None:
+        self.kind, self.group = kind, f"convergeflow.{group}"
+        self._known = dict(known)
+
+    def __getitem__(self, name: str) -> T:
+        known = self._known.get(name)
+        if known is None:
+            thing = self._from_elsewhere(name)
+        elif isinstance(known, str):
+            module, _, attribute = known.partition(":")
+            thing = getattr(importlib.import_module(module), attribute)
+        else:
+            thing = known
+        self._known[name] = thing
+        return thing
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._known
+        yield from sorted({point.name for point in self._points()} - self._known.keys())
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or any(point.name == name for point in self._points())
+
+    def _points(self) -> metadata.EntryPoints:
+        return metadata.entry_points(group=self.group)
+
+    def _from_elsewhere(self, name: str) -> T:
+        points = [point for point in self._points() if point.name == name]
+        if not points:
+            raise unknown_name(self.kind, name, self)
+        if len(points) > 1:
+            homes = " and ".join(sorted(point.value for point in points))
+            raise UserError(f"two packages register the {self.kind} {name!r}: {homes}")
+        loaded: T = points[0].load()
+        return loaded

@@ -1,0 +1,147 @@
+"""Stop computing what has converged: a position skips the head, a refinement ends, a sequence leaves the batch.
+
+Each sequence is a trajectory of its own then; the driver still sends all of them through the network together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from convergeflow.flow.schedule import Coefficients
+from convergeflow.model.fused import Weighted
+from convergeflow.model.head import LogF, no_weights
+from convergeflow.sampling.settings import Freeze
+from convergeflow.sampling.wrappers import Predictor, Wrapper
+
+
+class Stop:
+    """Never ends anything early: the paper's sampler."""
+
+    may_end_early = False
+    """Whether a refinement may end before its last pass."""
+
+    def begin(self) -> None:
+        """A grid point begins."""
+
+    def refined(self, before: Tensor, after: Tensor) -> bool:
+        """Whether the passes to come would change nothing, given the conditions before and after the latest one."""
+        return False
+
+    def decided(self, weights: Weighted, mu: Tensor) -> bool:
+        """Whether every position is settled after a step that mu drove."""
+        return False
+
+
+NEVER = Stop()
+
+
+class Freezing(Stop):
+    """The state of one sequence under `Freeze`."""
+
+    def __init__(self, freeze: Freeze, table: Tensor, length: int) -> None:
+        self.freeze, self.table = freeze, table
+        self.settled = torch.zeros(1, length, dtype=torch.bool, device=table.device)
+        self.tokens = torch.full((1, length), -1, dtype=torch.long, device=table.device)
+        self.streak = torch.zeros(1, length, dtype=torch.long, device=table.device)
+        self.may_end_early = freeze.change > 0
+        self.move = math.inf
+        """How far the condition moved in the pass before, relative to sqrt(width)."""
+
+    def begin(self) -> None:
+        self.move = math.inf
+
+    def refined(self, before: Tensor, after: Tensor) -> bool:
+        if not self.may_end_early:
+            return False
+        earlier, self.move = self.move, float(_distance(after, before).amax().double())
+        if math.isinf(earlier):
+            left = self.move  # no move before it to be judged by: what is left counts as large as the move itself
+        else:
+            ratio = self.move / earlier if earlier else math.nan
+            left = self.move * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
+        return left <= self.freeze.change
+
+    def decided(self, weights: Weighted, mu: Tensor) -> bool:
+        if weights.token is None or weights.top_weight is None:
+            raise no_weights()
+        limit = self.freeze.weight
+        away = _distance(mu, self.table[weights.token])
+        sure = (weights.top_weight >= limit) & (away <= 2.0 * (1.0 - limit))
+        self.streak = torch.where(sure & (weights.token == self.tokens), self.streak + 1, sure.long())
+        self.tokens = weights.token
+        self.settled = self.settled | (self.streak >= self.freeze.patience)
+        return bool(self.settled.all())
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """||a - b|| at each position, relative to sqrt(width)."""
+    return torch.linalg.vector_norm(a - b.to(a), dim=-1) / math.sqrt(a.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Settled(Wrapper):
+    """The predictor of sequences whose settled positions skip the head: their prediction is their embedding."""
+
+    sequences: tuple[Freezing, ...]
+
+    def joined(self, parts: Sequence[Self], inner: Predictor) -> Wrapper:
+        return Settled(inner, tuple(each for part in parts for each in part.sequences))
+
+    def reading(self, log_f: LogF) -> LogF:
+        settled = torch.cat([each.settled for each in self.sequences])
+        if not bool(settled.any()):
+            return log_f
+        return SettledLogF(log_f, ~settled, torch.cat([each.tokens for each in self.sequences]), self.table)
+
+
+@dataclass(frozen=True)
+class SettledLogF:
+    """A `LogF` that is asked about the live positions alone."""
+
+    inner: LogF
+    live: Tensor
+    tokens: Tensor
+    table: Tensor
+
+    @property
+    def has_weights(self) -> bool:
+        return self.inner.has_weights
+
+    def weigh(
+        self,
+        x: Tensor,
+        at: Coefficients,
+        *,
+        details: bool = False,
+        targets: Tensor | None = None,
+        scores: Tensor | None = None,
+    ) -> Weighted:
+        levels = at[:, None].wide(x.shape[1])[self.live.cpu()]
+        part = self.inner[self.live].weigh(
+            x[self.live], levels, details=details, scores=None if scores is None else scores[self.live]
+        )
+        mu = self.table[self.tokens.clamp_min(0)]
+        mu[self.live] = part.mu
+        token = top_weight = None
+        if part.token is not None and part.top_weight is not None:
+            token, top_weight = self.tokens.clone(), torch.ones_like(self.tokens, dtype=part.top_weight.dtype)
+            token[self.live], top_weight[self.live] = part.token, part.top_weight
+        return Weighted(mu, log_normaliser=mu.new_zeros(self.tokens.shape), token=token, top_weight=top_weight)
+
+    def logits(self, x: Tensor, at: Coefficients) -> Tensor:
+        return self.inner.logits(x, at)
+
+    def scores(self, x: Tensor) -> Tensor | None:
+        return self.inner.scores(x)
+
+    def tempered(self, temperature: float, base_temperature: float) -> LogF:
+        return replace(self, inner=self.inner.tempered(temperature, base_temperature))
+
+    def __getitem__(self, index: Any) -> LogF:
+        return SettledLogF(self.inner[index], self.live[index], self.tokens[index], self.table)

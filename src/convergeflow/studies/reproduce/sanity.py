@@ -1,0 +1,204 @@
+"""The gaming guard: samplers that write nothing worth reading, scored like everybody else.
+
+Gen. PPL rewards text that the scorer finds likely, and unigram entropy looks at one sample at a time. A sampler that
+draws words from the unigram law, one that repeats a sentence, and one that always says the same text show what each
+number can and cannot see. The report says of each why it does not win; the reasons are computed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convergeflow.evaluation.protocol import PROTOCOLS
+from convergeflow.evaluation.scorers import Texts
+from convergeflow.flow.guidance import Controls
+from convergeflow.randomness import derive_seed
+from convergeflow.studies.reproduce import plotting, trade_off
+from convergeflow.studies.reproduce.bench import EXACT_PROTOCOL, PAPER_PROTOCOL, Bench
+from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
+from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, Scale
+from convergeflow.studies.reproduce.verdict import Judgement, below, decide, lower, measured
+from convergeflow.studies.reproduce.workspace import Workspace
+
+REAL = "real text"
+UNIGRAM, SENTENCE, ONE_TEXT = "unigram sampler", "repeated sentence", "one text for all"
+
+
+def _draw_unigram(bench: Bench) -> np.ndarray[Any, Any]:
+    """Words drawn independently with their frequencies in real text."""
+    reference = bench.reference
+    assert reference.statistics is not None
+    counts = np.bincount(reference.statistics.ravel(), minlength=reference.vocabulary)
+    rng = np.random.default_rng(derive_seed(0, "unigram sampler"))
+    size = (bench.scale.num_samples, bench.scale.length)
+    return rng.choice(reference.vocabulary, size=size, p=counts / counts.sum())
+
+
+def _repeat_sentence(bench: Bench) -> np.ndarray[Any, Any]:
+    """The opening of a real block, over and over; each sample has its own."""
+    assert bench.reference.real is not None
+    span = max(4, bench.scale.length // 8)
+    openings = bench.reference.real[: bench.scale.num_samples, :span]
+    repeats = -(-bench.scale.length // span)
+    return np.tile(openings, (1, repeats))[:, : bench.scale.length]
+
+
+def _one_text(bench: Bench) -> np.ndarray[Any, Any]:
+    """The real block that the scorer likes best, as every sample."""
+    assert bench.reference.real is not None
+    exact = bench.scale.scorer == "exact"
+    protocol = PROTOCOLS[EXACT_PROTOCOL if exact else PAPER_PROTOCOL]
+    texts = Texts.from_ids(bench.reference.real, None if exact else bench.reference.tokenizer)
+    best = int(np.argmin(bench.scorer.score(texts, protocol).nll))
+    return np.repeat(bench.reference.real[best : best + 1], bench.scale.num_samples, axis=0)
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    bench = Bench(workspace, scale)
+    records = [
+        {**bench.real_text(), "name": REAL},
+        {**bench.text(UNIGRAM, lambda: _draw_unigram(bench)), "name": UNIGRAM},
+        {**bench.text(SENTENCE, lambda: _repeat_sentence(bench)), "name": SENTENCE},
+        {**bench.text(ONE_TEXT, lambda: _one_text(bench)), "name": ONE_TEXT},
+    ]
+    for name, controls in (
+        ("ConvergeFlow, standard", Controls()),
+        ("ConvergeFlow, C K=100 w=40", Controls.configuration("C", refine=100, scg=40.0)),
+    ):
+        settings = bench.settings(64, controls)
+        records.append({**bench.measure(settings, label=f"NFE 64, {name}"), "name": name})
+    return Result("sanity", scale.name, records)
+
+
+def _values(result: Result, name: str) -> dict[str, Any]:
+    return next(record["values"] for record in result.records if record["name"] == name)
+
+
+def _unigram(result: Result) -> Judgement:
+    real, other = _values(result, REAL), _values(result, UNIGRAM)
+    return below(
+        measured(real, "gen_ppl"), measured(other, "gen_ppl"), what="Gen. PPL of real text against the unigram sampler"
+    )
+
+
+def _sentence(result: Result) -> Judgement:
+    real, other = _values(result, REAL), _values(result, SENTENCE)
+    return lower(
+        measured(other, "entropy"),
+        measured(real, "entropy"),
+        what="entropy of the repeated sentence against real text, nats",
+    )
+
+
+def _one(result: Result) -> Judgement:
+    real, other = _values(result, REAL), _values(result, ONE_TEXT)
+    passes = other["gen_ppl"] <= real["gen_ppl"]
+    caught = other["distinct"] <= 0.02 or other["distinct"] * other["n"] <= 1.0
+    return Judgement(
+        decide(passes and caught and real["distinct"] > 0.9, resolved=True),
+        f"one text for all has Gen. PPL {other['gen_ppl']:.3g} (real text {real['gen_ppl']:.3g}) at entropy "
+        f"{other['entropy']:.3f} (real {real['entropy']:.3f}) and passes both; the share of different texts, "
+        f"{other['distinct']:.3f} against {real['distinct']:.3f}, catches it",
+    )
+
+
+def _ours(result: Result) -> Judgement:
+    ours, junk = _values(result, "ConvergeFlow, standard"), _values(result, UNIGRAM)
+    judgement = below(
+        measured(ours, "gen_ppl"),
+        measured(junk, "gen_ppl"),
+        what="Gen. PPL of ConvergeFlow against the unigram sampler",
+    )
+    return Judgement(judgement.verdict, f"{judgement.evidence}; different texts: {ours['distinct']:.3f}")
+
+
+def reasons(result: Result) -> list[tuple[str, str]]:
+    """Why each sampler does or does not win, from its numbers."""
+    real = _values(result, REAL)
+    found = []
+    for record in result.records:
+        name, values = record["name"], record["values"]
+        if name == REAL:
+            continue
+        faults = []
+        if values["gen_ppl"] > 1.02 * real["gen_ppl"]:
+            faults.append(f"Gen. PPL {values['gen_ppl'] / real['gen_ppl']:.3g} times that of real text")
+        if values["entropy"] < real["entropy"] - max(0.02, 2 * (values["entropy_se"] or 0.0)):
+            faults.append(f"entropy {real['entropy'] - values['entropy']:.2f} nats below real text")
+        if values["distinct"] < 0.98 * real["distinct"]:
+            faults.append(f"only {values['distinct']:.1%} of its texts are different")
+        if values.get("valid") is not None and values["valid"] < 0.98:
+            faults.append(f"{values['valid']:.1%} valid texts")
+        found.append((name, "; ".join(faults) or "nothing to object to by these numbers"))
+    return found
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    figure, axes = plotting.panels(2, width=5.2)
+    for index, record in enumerate(result.records):
+        values = record["values"]
+        colour, marker = plotting.COLOURS[index], "*osD^v"[index]
+        for panel, number in ((axes[0], "entropy"), (axes[1], "distinct")):
+            panel.plot(
+                [values[number]],
+                [values["gen_ppl"]],
+                marker=marker,
+                color=colour,
+                linestyle="",
+                markersize=9,
+                label=record["name"],
+            )
+    for panel in axes:
+        panel.set_yscale("log")
+        trade_off.plain_logarithm(panel)
+    axes[1].set_xlim(-0.06, 1.06)
+    plotting.label_axes(axes[0], "unigram entropy (nats)", "Gen. PPL", "What the two usual numbers see")
+    plotting.label_axes(axes[1], "share of different texts", "Gen. PPL", "What they do not see")
+    axes[0].legend(loc="best", fontsize=8)
+    return plotting.save(figure, folder, "sanity")
+
+
+def tabulate(result: Result) -> list[Table]:
+    columns = ("sampler", "PPL", "±", "H", "±", "different texts", "valid", "slot KL")
+    rows = [
+        (
+            r["name"],
+            r["values"]["gen_ppl"],
+            r["values"]["gen_ppl_se"],
+            r["values"]["entropy"],
+            r["values"]["entropy_se"],
+            r["values"]["distinct"],
+            r["values"].get("valid"),
+            r["values"].get("slot_kl"),
+        )
+        for r in result.records
+    ]
+    return [
+        Table("Samplers that must not win", columns, rows),
+        Table("Why they do not", ("sampler", "what its numbers say against it"), list(reasons(result))),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="sanity",
+    reference="gaming guard of this package",
+    question="Could a sampler that writes nothing worth reading win by Gen. PPL and entropy?",
+    claims=(
+        Claim("unigram", "Gen. PPL sees through words without order", "gaming guard", _unigram),
+        Claim("sentence", "entropy sees through a repeated sentence", "gaming guard", _sentence),
+        Claim(
+            "one-text",
+            "one likely text for every sample passes both numbers; the share of different texts catches it",
+            "gaming guard",
+            _one,
+        ),
+        Claim("ours", "ConvergeFlow beats the unigram sampler", "gaming guard", _ours, scales=LANGUAGE_SCALES),
+    ),
+    cost={"test": Cost(6, 3), "embedded": Cost(6, 20), "paper": Cost(6, 3600)},
+    measure=measure,
+    draw_figures=draw,
+    tabulate=tabulate,
+)

@@ -1,0 +1,315 @@
+"""All systems in one table and figure: Gen. PPL against entropy, at the data's entropy where reached (Figure 1).
+
+Every model that ships with the package (or lies in the workspace) and speaks the corpus' vocabulary is sampled through
+the one protocol that all systems follow; of those nothing here knows one by name but ours, whose curve is that of
+configuration C. Such models may have been trained for longer or shorter, so where `convergeflow compare` has put its
+table beside (`comparison-CORPUS/table.json` in the workspace), systems are judged by that: one budget for all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convergeflow.evaluation.estimate import Estimate
+from convergeflow.evaluation.frontier import Point, interpolate
+from convergeflow.studies.reproduce import models, paper, plotting, trade_off
+from convergeflow.studies.reproduce.bench import Bench, seeds_of
+from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
+from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, Scale
+from convergeflow.studies.reproduce.trade_off import by_scale
+from convergeflow.studies.reproduce.verdict import Judgement, below, equal, exactly, measured, not_testable
+from convergeflow.studies.reproduce.workspace import Workspace
+from convergeflow.zoo import load_model, shipped_folder, shipped_models
+
+OURS = "ConvergeFlow"
+NFE = 64
+
+
+def measure(workspace: Workspace, scale: Scale) -> Result:
+    bench = Bench(workspace, scale)
+    strengths = by_scale(scale, test=(20.0, 40.0), embedded=(20.0, 30.0, 40.0))
+    rows = [row for row in paper.rows("tab:guidance_nfe64") if row.configuration == "C"]
+    records = [
+        {**bench.row(row), "system": OURS, "curve": OURS, "order": order}
+        for order, row in enumerate(trade_off.pick(rows, "scg", strengths))
+    ]
+    for name in _others(bench):
+        records.append({**_rival(bench, name), "system": name})
+    real = bench.real_text()["values"]
+    crossing = interpolate(
+        [_point(record) for record in records if record["system"] == OURS], real["entropy"], real["entropy_se"]
+    )
+    return Result(
+        "systems",
+        scale.name,
+        records,
+        {"real": real, "at_data_entropy": crossing.describe(), "comparison": _compared(workspace, scale)},
+    )
+
+
+def _compared(workspace: Workspace, scale: Scale) -> list[dict[str, Any]]:
+    """The rows of a comparison on this corpus at this budget of calls (AR has its own); none where there is none."""
+    path = workspace.folder / f"comparison-{scale.corpus}" / "table.json"
+    if scale.name == "test" or not path.is_file():
+        return []
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["system"] == "ar" or row["nfe"] == NFE]
+
+
+def compared_ratio(result: Result, to: str = "") -> tuple[Estimate, str] | None:
+    """Our Gen. PPL at the data's entropy over that of the best other diffusion system of a comparison, or of `to`."""
+    there = {
+        row["system"]: row["at_data_entropy"]
+        for row in result.values.get("comparison") or []
+        if row["at_data_entropy"]["gen_ppl"] is not None
+    }
+    ours = there.get("convergeflow")
+    # LangFlow under our sampler shares half of what is compared: it is listed, and no rival.
+    others = {name: at for name, at in there.items() if name not in ("convergeflow", "langflow+controls", "ar")}
+    best = to or min(others, key=lambda name: float(others[name]["gen_ppl"]), default="")
+    if ours is None or best not in there:
+        return None
+    theirs = there[best]
+    ratio = ours["gen_ppl"] / theirs["gen_ppl"]
+    spread = ratio * math.hypot(ours["se"] / ours["gen_ppl"], theirs["se"] / theirs["gen_ppl"])
+    return Estimate(ratio, spread, 0), best
+
+
+def _point(record: dict[str, Any]) -> Point:
+    """A measured point as the frontier's interpolation takes it."""
+    values = record["values"]
+    each = {name: np.asarray(numbers, dtype=np.float64) for name, numbers in values["per_sample"].items()}
+    return Point(
+        record["paper"]["label"],
+        values["gen_ppl"],
+        values["gen_ppl_se"],
+        values["entropy"],
+        values["entropy_se"],
+        NFE,
+        values["n"],
+        "reproduce",
+        each["nll"],
+        each["tokens"],
+        each["entropy"],
+        values.get("valid"),
+    )
+
+
+def _others(bench: Bench) -> list[str]:
+    """Models of other systems that speak this corpus."""
+    folder = bench.workspace.folder / "models"
+    local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
+    if bench.scale.name != "embedded":
+        return local  # shipped models are larger than `test` allows, and do not speak the corpus of `paper`
+    spoken = [name for name in shipped_models() if _vocabulary(name) == bench.reference.vocabulary]
+    return [name for name in [*spoken, *local] if name != bench.scale.model]
+
+
+def _vocabulary(shipped: str) -> int:
+    return int(json.loads((shipped_folder() / shipped / "config.json").read_text(encoding="utf-8"))["vocabulary"])
+
+
+def _rival(bench: Bench, name: str) -> dict[str, Any]:
+    kept = models.found(bench.workspace, name)
+    scale = bench.scale
+    key = {"system": name, "model": kept.weights, "n": scale.num_samples, "length": scale.length, "nfe": NFE}
+
+    def compute() -> dict[str, Any]:
+        model = load_model(kept.folder)
+        if model.config.vocabulary != bench.reference.vocabulary:
+            return {"skipped": "another vocabulary"}
+        drawn = model.sample(scale.num_samples, scale.length, seeds=seeds_of(scale.num_samples), nfe=NFE)
+        return {**bench.score(drawn.ids.numpy()), "method": model.method, "nfe_counted": drawn.nfe}
+
+    return bench.workspace.point("systems", key, compute, label=f"system {name}")
+
+
+def usable(result: Result) -> list[dict[str, Any]]:
+    """The records of systems that speak the corpus."""
+    return [record for record in result.records if "gen_ppl" in record["values"]]
+
+
+def _headline(result: Result) -> Judgement:
+    said = paper.statements()
+    found = result.values["at_data_entropy"]
+    if found["gen_ppl"] is None:
+        return not_testable(found["says"], f"{said['headline_gen_ppl']} at {said['headline_entropy']}")
+    return equal(
+        Estimate(found["gen_ppl"], found["se"], len(result.records)),
+        exactly(said["headline_gen_ppl"]),
+        what="Gen. PPL at the data's entropy",
+        paper=f"{said['headline_gen_ppl']} at {said['headline_entropy']}",
+    )
+
+
+def _best(result: Result) -> Judgement:
+    compared = compared_ratio(result)
+    if compared is not None:
+        ratio, other = compared
+        what = f"Gen. PPL at the data's entropy over {other}'s, both trained on one budget"
+        return below(ratio, exactly(1.0), what=what, paper="33.17 against 60.09 (LangFlow): 0.55")
+    rivals = [record for record in usable(result) if record["system"] != OURS]
+    if not rivals:
+        return not_testable("no other system ships for this corpus yet", "33.17 against 60.09 (LangFlow)")
+    ours = min((r for r in usable(result) if r["system"] == OURS), key=lambda record: record["values"]["gen_ppl"])
+    best = min(rivals, key=lambda record: record["values"]["gen_ppl"])
+    return below(
+        measured(ours["values"], "gen_ppl"),
+        measured(best["values"], "gen_ppl"),
+        what=f"lowest Gen. PPL of ConvergeFlow against {best['system']}",
+        paper="33.17 against 60.09 (LangFlow)",
+    )
+
+
+def _against(result: Result, *, to: str, bound: float) -> Judgement:
+    said = f"{bound:g}"
+    compared = compared_ratio(result, to)
+    if compared is None:
+        return not_testable("no comparison on one budget lies in the workspace (convergeflow compare)", said)
+    ratio, other = compared
+    what = f"Gen. PPL at the data's entropy over {other}'s, both trained on one budget"
+    return below(ratio, exactly(bound), what=what, paper=said)
+
+
+def draw(result: Result, folder: Path) -> list[Path]:
+    figure, (theirs, ours) = plotting.panels(2, width=5.4, height=4.2)
+    for index, system in enumerate(paper.systems()):
+        if system.gen_ppl is None:
+            continue
+        mine = system.name == OURS
+        theirs.plot(
+            [system.entropy],
+            [system.gen_ppl],
+            "*" if mine else "o",
+            markersize=12 if mine else 6,
+            color=plotting.COLOURS[index % len(plotting.COLOURS)],
+        )
+        # Some systems lie close together; their names go to different sides.
+        left = system.name in ("SEDD Absorb", "SEDD Uniform", "LangFlow")
+        above = {"SEDD Absorb": 5, "SEDD Uniform": -9, "LangFlow": -11}.get(system.name, -3)
+        theirs.annotate(
+            system.name,
+            (system.entropy, system.gen_ppl),
+            xytext=(-7 if left else 8, above),
+            textcoords="offset points",
+            fontsize=8.5,
+            ha="right" if left else "left",
+        )
+    theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":")
+    theirs.set_xlim(5.3, 5.68)
+    theirs.set_yscale("log")
+    theirs.set_ylim(30, 125)
+    trade_off.plain_logarithm(theirs)
+    curve = [record for record in usable(result) if record["system"] == OURS]
+    points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(curve)]
+    errors = [(r["values"]["entropy_se"], r["values"]["gen_ppl_se"]) for r in curve]
+    plotting.trade_off(ours, points, label=f"{OURS}, C", colour=plotting.COLOURS[0], errors=errors)
+    for index, record in enumerate((r for r in usable(result) if r["system"] != OURS), start=1):
+        values = record["values"]
+        ours.errorbar(
+            [values["entropy"]],
+            [values["gen_ppl"]],
+            xerr=[values["entropy_se"]],
+            yerr=[values["gen_ppl_se"]],
+            marker="s^Dvph"[index % 6],
+            capsize=2,
+            linestyle="",
+            color=plotting.COLOURS[index % 8],
+            label=record["system"],
+        )
+    real = result.values["real"]
+    ours.axvline(real["entropy"], color="grey", linestyle=":")
+    trade_off.mark_real(ours, real, [gen_ppl for _, gen_ppl in points])
+    ours.set_yscale("log")
+    trade_off.plain_logarithm(ours)
+    plotting.label_axes(
+        theirs, "unigram entropy (nats)", "Gen. PPL (GPT-2 Large)", "Paper (dotted: the data's entropy)"
+    )
+    plotting.label_axes(ours, "unigram entropy (nats)", "Gen. PPL", f"This run ({result.scale})")
+    ours.legend(loc="best")
+    return plotting.save(figure, folder, result.experiment)
+
+
+def tabulate(result: Result) -> list[Table]:
+    published = [(s.name, s.family, s.gen_ppl, s.entropy, s.parameters) for s in paper.systems()]
+    rows = [
+        (
+            r["system"],
+            r["label"],
+            r["values"]["gen_ppl"],
+            r["values"]["gen_ppl_se"],
+            r["values"]["entropy"],
+            r["values"].get("valid"),
+        )
+        for r in usable(result)
+    ]
+    real = result.values["real"]
+    rows.append(("real text", "", real["gen_ppl"], real["gen_ppl_se"], real["entropy"], real.get("valid")))
+    compared = [
+        (
+            row["system"],
+            row["nfe"],
+            row["at_data_entropy"]["gen_ppl"],
+            row["at_data_entropy"]["se"],
+            row["default"]["gen_ppl"],
+            row["default"]["entropy"],
+            row["default"]["valid"],
+        )
+        for row in result.values.get("comparison") or []
+    ]
+    columns = ("system", "NFE", "PPL at the data's entropy", "±", "PPL by default", "H by default", "valid")
+    found = result.values["at_data_entropy"]
+    rows.append((OURS, "interpolated at the data's entropy", found["gen_ppl"], found["se"], real["entropy"], None))
+    return [
+        Table("Paper (OpenWebText, GPT-2 Large)", ("system", "family", "PPL", "H", "size"), published),
+        Table("This run", ("system", "setting", "PPL", "±", "H", "valid"), rows),
+        *([Table("Trained on one budget (convergeflow compare)", columns, compared)] if compared else []),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="systems",
+    reference="Figure 1; Table 1",
+    question="Where does each system stand in Gen. PPL against entropy?",
+    claims=(
+        Claim(
+            "headline",
+            "Gen. PPL 33.17 at the data's entropy 5.44",
+            "Table 1",
+            _headline,
+            scales=("paper",),
+            needs="OpenWebText, the paper's checkpoint and GPT-2 Large",
+        ),
+        Claim(
+            "best",
+            "ConvergeFlow has a lower Gen. PPL than the other continuous systems",
+            "Table 1",
+            _best,
+            scales=LANGUAGE_SCALES,
+        ),
+        Claim(
+            "ratio",
+            "its Gen. PPL at the data's entropy is 0.55 of the best other diffusion system's, or less",
+            "Table 1",
+            partial(_against, to="", bound=0.55),
+            scales=LANGUAGE_SCALES,
+        ),
+        Claim(
+            "ar",
+            "and 0.92 of the autoregressive model's, or less (the paper's AR is at a higher entropy, 5.58)",
+            "Table 1",
+            partial(_against, to="ar", bound=0.92),
+            scales=LANGUAGE_SCALES,
+        ),
+    ),
+    cost={"test": Cost(3, 2), "embedded": Cost(8, 120), "paper": Cost(20, 20 * 1800)},
+    measure=measure,
+    draw_figures=draw,
+    tabulate=tabulate,
+)

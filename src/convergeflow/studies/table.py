@@ -1,0 +1,172 @@
+"""The table and the verdict of a comparison, from its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from convergeflow.evaluation.frontier import Crossing, Frontier
+from convergeflow.evaluation.generative import paired_ratio
+from convergeflow.evaluation.record import number
+from convergeflow.studies.study import Result
+from convergeflow.studies.systems import CONTROLLED, OURS
+
+COLUMNS = (
+    "system",
+    "NFE",
+    "Gen. PPL at data entropy",
+    "own Gen. PPL",
+    "own entropy",
+    "valid",
+    "NLL bound",
+    "tokens/s",
+    "training",
+    "parameters",
+    "without table",
+)
+PAPER = {"best other": 0.55, "ar": 0.92}
+"""The paper's headline: ConvergeFlow's Gen. PPL at the data's entropy over the best other diffusion LM's and AR's."""
+
+
+def frontiers(results: Sequence[Result], title: str, command: str | None = None) -> dict[int, Frontier]:
+    """One figure per budget of calls with a curve for every system; the autoregressive one is in all of them."""
+    fixed = [result for result in results if result.system == "ar"]
+    budgets = sorted({result.nfe for result in results if result.system != "ar"}) or [fixed[0].nfe]
+    found = {}
+    for nfe in budgets:
+        curves: dict[str, Any] = {}
+        for result in [r for r in results if r.nfe == nfe and r.system != "ar"] + fixed:
+            curves[result.system] = result.points
+        found[nfe] = Frontier.from_records(f"{title}, NFE {nfe}", "setting", curves, command=command)
+    return found
+
+
+def rows(results: Sequence[Result], figures: dict[int, Frontier]) -> list[dict[str, Any]]:
+    """One row per system and budget, as JSON values."""
+    found = []
+    for result in results:
+        default = result.points[0][1]
+        crossing = _crossing(result, figures)
+        likelihood = result.facts.get("likelihood") or {}
+        found.append(
+            {
+                "system": result.system,
+                "nfe": default["nfe"],
+                "at_data_entropy": crossing.describe(),
+                "default": {
+                    name: default.get(name)
+                    for name in ("gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "valid", "valid_se")
+                },
+                "likelihood": likelihood or None,
+                "tokens_per_second": result.facts["tokens_per_second"],
+                "training_seconds": result.facts["training_seconds"],
+                "parameters": result.facts["parameters"],
+                "parameters_without_table": result.facts["parameters_without_table"],
+            }
+        )
+    return found
+
+
+def _crossing(result: Result, figures: dict[int, Frontier]) -> Crossing:
+    figure = figures.get(result.nfe) or next(iter(figures.values()))
+    curve = next(curve for curve in figure.curves if curve.label == result.system)
+    return figure.crossing(curve)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table in words; a dash where a system has no such number."""
+    at, default, likelihood = row["at_data_entropy"], row["default"], row["likelihood"]
+    seconds = row["training_seconds"]
+    return [
+        row["system"],
+        str(row["nfe"]),
+        "never there" if at["gen_ppl"] is None else number(at["gen_ppl"], at["se"]),
+        "inf" if default["gen_ppl"] is None else number(default["gen_ppl"], default["gen_ppl_se"]),
+        number(default["entropy"], default["entropy_se"]),
+        "-" if default["valid"] is None else number(default["valid"], default["valid_se"]),
+        "-" if not likelihood else number(likelihood["nats_per_token"], likelihood["standard_error"]),
+        f"{row['tokens_per_second']:.0f}",
+        "-" if seconds is None else f"{seconds / 60:.1f} min",
+        f"{row['parameters']:,}",
+        f"{row['parameters_without_table']:,}",
+    ]
+
+
+def verdict(table: Sequence[dict[str, Any]]) -> list[str]:
+    """The paper's two ratios, as measured here at each budget, in sentences."""
+
+    def value(system: str, nfe: int | None) -> float | None:
+        for row in table:
+            if row["system"] == system and (nfe is None or row["nfe"] == nfe):
+                found = row["at_data_entropy"]["gen_ppl"]
+                return None if found is None else float(found)
+        return None
+
+    said = []
+    for nfe in sorted({row["nfe"] for row in table if row["system"] == OURS}):
+        ours = value(OURS, nfe)
+        if ours is None:
+            said.append(f"NFE {nfe}: convergeflow's curve does not reach the data's entropy, so there is no ratio")
+            continue
+        others = {
+            row["system"]: value(row["system"], nfe)
+            for row in table
+            if row["nfe"] == nfe and row["system"] not in (OURS, CONTROLLED, "ar")
+        }
+        there = {name: ppl for name, ppl in others.items() if ppl is not None}
+        best = min(there, key=lambda name: there[name], default=None)
+        for label, name, ppl in (
+            ("best other", best, None if best is None else there[best]),
+            ("ar", "ar", value("ar", None)),
+        ):
+            if ppl is None:
+                said.append(f"NFE {nfe}: no {'other diffusion model' if label != 'ar' else 'AR value'} at that entropy")
+            else:
+                ratio = f"{ours / ppl:.2f} of {name}'s Gen. PPL at the data's entropy"
+                said.append(f"NFE {nfe}: {ratio} (paper: {PAPER[label]})")
+    return said
+
+
+def objective_alone(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Our Gen. PPL over that of LangFlow's weights under the same sampler, setting by setting and noise by noise.
+
+    Both spent the same steps, ours the last of them on the mean squared error. A row without a setting is the geometric
+    mean over the settings of its budget.
+    """
+    found = []
+    for ours in (result for result in results if result.system == OURS):
+        theirs = next((r for r in results if r.system == CONTROLLED and r.nfe == ours.nfe), None)
+        if theirs is None:
+            continue
+        # Strengths are rescaled to each model's schedule, so labels may differ in the last digits: go by order.
+        pairs = list(zip(ours.points, theirs.points, strict=True))
+        for label, chosen in [(pair[0][0], [pair]) for pair in pairs] + [(None, pairs)]:
+            ratio = paired_ratio([(mine[1]["per_sample"], other[1]["per_sample"]) for mine, other in chosen])
+            if ratio is not None:
+                entropies = [pair[0][1]["entropy"] - pair[1][1]["entropy"] for pair in chosen]
+                more = sum(entropies) / len(entropies)
+                found.append({"nfe": ours.nfe, "setting": label, **ratio.describe(), "more_entropy": more})
+    return found
+
+
+def markdown(table: Sequence[dict[str, Any]], facts: dict[str, Any], objective: Sequence[dict[str, Any]] = ()) -> str:
+    """The table and the verdict as a page."""
+    lines = [f"# Comparison on {facts['corpus']}", "", facts["about"], ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in table]
+    lines += ["", "## The paper's headline at this scale", ""]
+    lines += [f"- {sentence}" for sentence in verdict(table)] or ["- convergeflow did not take part"]
+    if objective:
+        lines += ["", "## The objective alone", ""]
+        lines += [
+            "Gen. PPL of convergeflow over that of langflow's weights under the same sampler, noise by noise: what the",
+            "last stage's mean squared error bought over as many more steps of cross-entropy.",
+            "",
+        ]
+        lines += ["| NFE | setting | ratio | more entropy |", "|---|---|---|---|"]
+        lines += [
+            f"| {row['nfe']} | {row['setting'] or '**all**'} | {number(row['value'], row['se'])} | "
+            f"{row['more_entropy']:+.3f} |"
+            for row in objective
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,153 @@
+"""Duo: uniform-state diffusion, taught first by the argmax of a Gaussian one (Sahoo et al. 2025, arXiv 2506.10892).
+
+tau = 0 is data, tau = 1 noise: a token survives with probability a(tau) and is replaced by a uniform one
+otherwise. The ELBO's optimum is the leave-one-out posterior P(x^i | x_tau without position i). During the
+first half of training (the curriculum) the network reads softmax(w/temperature) of a Gaussian w whose argmax
+is the noisy token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.randomness import RowDraws
+from convergeflow.systems.accuracy import argmax_share, signal_at
+from convergeflow.systems.categorical import draw, nucleus, tempered
+from convergeflow.systems.mdlm import FLOOR, LAST_TIME, REMOVALS, kept_share, training_tau
+from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork, register
+
+CURRICULUM_SHARES = (0.945471, 0.049327)
+"""Survival a at the ends of the published curriculum (gamma -3.55 to -1.85 at K = 50257), carried over to any K."""
+
+
+def elbo(log_x: Tensor, noisy: Tensor, target: Tensor, a: Tensor, rate: Tensor) -> Tensor:
+    """Loss per position: log_x [..., K] log-probabilities, a and rate = da/dtau < 0 of the positions' shape."""
+    K = log_x.shape[-1]
+    a, rate = a.to(log_x), rate.to(log_x)
+    log_bar = torch.logaddexp(log_x + (K * a).log()[..., None], torch.log1p(-a)[..., None])  # log(K a x_th + 1 - a)
+    at_noisy = log_bar.gather(-1, noisy[..., None])[..., 0]
+    at_target = log_bar.gather(-1, target[..., None])[..., 0]
+    all_logs = log_bar.sum(-1)
+    same = noisy == target
+    small = (1 - a) / (K * a + 1 - a)
+    # sum_j (xbar_j/xbar_i) log(xbar_th,i xbar_j/(xbar_th,j xbar_i)): xbar has two values only.
+    when_same = small * ((K - 1) * small.log() + K * at_noisy - all_logs)
+    when_moved = K * at_noisy - all_logs + K * a / (1 - a) * (at_noisy - at_target) - small.log() / small
+    relative = torch.where(same, when_same, when_moved)
+    bar = torch.where(same, K * a + 1 - a, 1 - a)
+    return rate / (K * a) * (K / bar - K * (-at_noisy).exp() - relative)
+
+
+def reverse_law(log_x: Tensor, x: Tensor, now: Tensor, then: Tensor) -> Tensor:
+    """log p(x_s | x_t) with the data replaced by x_th; a_t = now, a_s = then, [..., K]."""
+    K = log_x.shape[-1]
+    predicted = log_x.exp()
+    onehot = functional.one_hot(x, K).to(predicted)
+    now, then = now.to(predicted), then.to(predicted)
+    between = now / then
+    weights = K * now * onehot * predicted + (between - now) * onehot + (then - now) * predicted
+    weights = weights + (1 - between) * (1 - then) / K
+    normaliser = K * now * (onehot * predicted).sum(-1, keepdim=True) + 1 - now
+    return (weights / normaliser).log()
+
+
+class DuoConfig(RivalConfig):
+    model_type = "convergeflow-duo"
+    curriculum: float = 0.5
+    """Share of the first stage that trains on Gaussian inputs."""
+    curriculum_temperature: float = 1e-3
+
+
+class DuoModel(Rival):
+    """Uniform-state diffusion with a curriculum."""
+
+    method = "duo"
+    bound_kind = "uniform-state ELBO (the first thousandth of time is cut off)"
+    KNOBS: ClassVar = {"temperature": 1.0, "nucleus": 1.0, "kappa": 1.0, "removal": "sample"}
+    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+
+    def __init__(self, config: DuoConfig) -> None:
+        super().__init__(config)
+        self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
+        self.post_init()
+
+    def log_x(self, inputs: Tensor, a: Tensor) -> Tensor:
+        """log x_th [B, L, K] for tokens or vectors; the trunk is told sigma = -log a."""
+        return self.network(inputs, -a.log()).float().log_softmax(-1)
+
+    def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
+        if self.training and self.progress <= self.config.curriculum:
+            return self.curriculum_losses(tokens, times, draws)
+        tau = training_tau(times)
+        a = kept_share(tau)
+        length, K = tokens.shape[1], self.config.vocabulary
+        moved = draws.uniform(length).to(tokens.device) > a[:, None]
+        other = (draws.uniform(length).to(tokens.device) * K).long().clamp_max(K - 1)
+        noisy = torch.where(moved, other, tokens)
+        shape = tokens.shape
+        rate = torch.full(shape, -(1.0 - FLOOR), device=tokens.device)
+        return elbo(self.log_x(noisy, a), noisy, tokens, a[:, None].expand(shape), rate).mean(-1)
+
+    def curriculum_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
+        """The same ELBO along the discrete process that the argmax of a Gaussian one goes through."""
+        K, shape = self.config.vocabulary, tokens.shape
+        low, high = (-2 * math.log(signal_at(share, K)) for share in CURRICULUM_SHARES)
+        gamma = low + training_tau(times).cpu().numpy() * (high - low)
+        a, later = (argmax_share(np.exp(-value / 2), K) for value in (gamma, gamma + 1e-3))
+        device = tokens.device
+        gammas = torch.from_numpy(gamma).to(device)[:, None, None]
+        w = functional.one_hot(tokens, K) * torch.sigmoid(-gammas).sqrt()
+        w = w + torch.sigmoid(gammas).sqrt() * draws.normal(shape[1], K).to(device)
+        noisy = w.argmax(-1)
+        inputs = (w / self.config.curriculum_temperature).softmax(-1)
+        survival = torch.from_numpy(a).to(device)
+        rate = torch.from_numpy((later - a) * 1000 * (high - low)).to(device)
+        log_x = self.log_x(inputs, survival)
+        return elbo(log_x, noisy, tokens, survival[:, None].expand(shape), rate[:, None].expand(shape)).mean(-1)
+
+    def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
+        """The ELBO and the divergence of the noisiest law from the uniform one."""
+        K = self.config.vocabulary
+        own, other = FLOOR + (1 - FLOOR) / K, (1 - FLOOR) / K
+        prior = own * math.log(own * K) + (K - 1) * other * math.log(other * K)
+        return self.row_losses(tokens, times, draws) + prior
+
+    def generate_batch(  # type: ignore[override]
+        self, run: Run, *, temperature: float, nucleus: float, kappa: float, removal: str
+    ) -> Tensor:
+        """nfe - 1 steps and one that removes the rest; kappa < 1 mixes in fresh noise (Psi-samplers)."""
+        if removal not in REMOVALS:
+            raise unknown_name("removal", removal, REMOVALS)
+        if not 0.0 <= kappa <= 1.0:
+            raise UserError(f"kappa must lie in [0, 1] (1 is the ancestral sampler), not {kappa}")
+        K, num_steps = self.config.vocabulary, run.nfe - 1
+        grid = torch.linspace(1.0, LAST_TIME, num_steps + 1, dtype=torch.float64)
+        x = run.known.put(draw(torch.zeros((), device=run.device).expand(run.rows, run.length, K), run.draws))
+        clean = torch.ones((), dtype=torch.float64)
+        for i in range(run.nfe):
+            now = kept_share(grid[i])
+            log_x = tempered(self.log_x(x, now.expand(run.rows).to(run.device)).double(), temperature)
+            log_x = _nucleus(log_x, nucleus)
+            if i == num_steps:
+                law = reverse_law(log_x, x, now, clean) if removal == "sample" else tempered(log_x, 0.0)
+            else:
+                then = kept_share(grid[i + 1])
+                law = reverse_law(log_x, x, now, then)
+                if kappa < 1.0:
+                    renoised = then.to(law) * reverse_law(log_x, x, now, clean).exp() + (1 - then.to(law)) / K
+                    law = (kappa * law.exp() + (1 - kappa) * renoised).log()
+            x = run.known.put(draw(law, run.draws))
+            run.report(i, run.nfe, float(1 - grid[i]), x)
+        return x
+
+
+_nucleus = nucleus  # the control of the same name hides the function inside the sampler
+
+register(DuoConfig, DuoModel)

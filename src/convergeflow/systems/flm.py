@@ -1,0 +1,71 @@
+"""FLM: a flow on one-hot vectors (arXiv 2602.16813).
+
+t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right
+with a chance that grows linearly in t. The network reads the raw vector and t, and is trained by cross-
+entropy without weight. There is no bound. The reference has no temperature; here one acts on the predicted
+probabilities, and 1 is the reference.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from convergeflow.device import state_dtype_of
+from convergeflow.randomness import RowDraws
+from convergeflow.systems.accuracy import interpolation_at
+from convergeflow.systems.categorical import tempered
+from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork, register
+
+
+class FlmConfig(RivalConfig):
+    model_type = "convergeflow-flm"
+
+
+class FlmModel(Rival):
+    """One-hot flow."""
+
+    method = "flm"
+    KNOBS: ClassVar = {"temperature": 1.0}
+    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+
+    def __init__(self, config: FlmConfig) -> None:
+        super().__init__(config)
+        self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
+        self.post_init()
+
+    def warp(self, t: Tensor) -> Tensor:
+        """c(t)."""
+        c = interpolation_at(t.cpu().double().numpy(), self.config.vocabulary)
+        return torch.as_tensor(c, device=t.device)
+
+    def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
+        t = 1.0 - times  # `times` are shares of noise
+        c = self.warp(t).float()[:, None, None]
+        noise = draws.normal(tokens.shape[1], self.config.vocabulary).to(tokens.device)
+        x = (1 - c) * noise + c * functional.one_hot(tokens, self.config.vocabulary)
+        logits = self.network(x, t).float()
+        nll = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        return nll.view(tokens.shape).mean(-1)
+
+    def generate_batch(self, run: Run, *, temperature: float) -> Tensor:  # type: ignore[override]
+        """Euler in c on t_i = i/N; the last call is decoded by its argmax."""
+        run.refuse_known(self.method)
+        dtype = state_dtype_of(run.device)
+        x = run.draws.normal(run.length, self.config.vocabulary, dtype=torch.float64).to(run.device, dtype)
+        t = torch.arange(run.nfe + 1, dtype=torch.float64) / run.nfe
+        c = self.warp(t)
+        for i in range(run.nfe):
+            log_f = tempered(self.network(x, t[i].expand(run.rows).to(run.device)).double(), temperature)
+            if i < run.nfe - 1:
+                velocity = (log_f.exp().to(dtype) - x) / (1 - c[i] + 1e-5)
+                x = x + (c[i + 1] - c[i]) * velocity
+            tokens = log_f.argmax(-1)
+            run.report(i, run.nfe, float(t[i]), tokens)
+        return tokens
+
+
+register(FlmConfig, FlmModel)

