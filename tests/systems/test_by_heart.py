@@ -49,11 +49,10 @@ LESSONS = {
 def test_learns_ten_sentences_by_heart(name: str) -> None:
     lesson = LESSONS[name]
     model = fresh(name, **lesson.model)
-    if hasattr(model, "set_unigram"):
-        model.set_unigram(torch.bincount(TOKENS.flatten(), minlength=len(WORDS)))
+    model.set_unigram(torch.bincount(TOKENS.flatten(), minlength=len(WORDS)))
     lr, matrix_lr = lesson.rates
     teach(model, list(lesson.stages), lr=lr, matrix_lr=matrix_lr, copies=lesson.copies)
-    controls = {} if name in ("langflow", "elf") else model.FRONTIER[-1]
+    controls = {} if name in ("langflow", "elf") else model.frontier[-1]
     ids = model.sample(64, LENGTH, seeds=range(64), nfe=lesson.nfe, **controls).ids
     assert share_known(ids) > 0.8
     assert len({tuple(row) for row in ids.tolist()}) > 10

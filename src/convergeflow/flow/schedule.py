@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
+from convergeflow.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -253,19 +254,21 @@ class Custom:
         raise UserError("a schedule given by functions cannot be saved; give one of linear, cosine, gumbel")
 
 
-_KINDS: dict[str, Callable[..., Schedule]] = {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+SCHEDULES: Registry[type[Any]] = Registry(
+    "schedule", "schedules", {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+)
+"""Kind -> dataclass; other packages add theirs by entry points `convergeflow.schedules`."""
 
 
 def schedule_from(description: dict[str, Any]) -> Schedule:
     """The schedule described by `Schedule.describe`."""
     values = dict(description)
-    kind = values.pop("kind", None)
-    if kind not in _KINDS:
-        raise unknown_name("schedule", str(kind), _KINDS)
+    kind = str(values.pop("kind", None))
     try:
-        return _KINDS[kind](**values)
+        schedule: Schedule = SCHEDULES[kind](**values)
     except TypeError as error:
         raise UserError(f"schedule {kind!r}: {error}") from None
+    return schedule
 
 
 def gumbel_for_width(width: int) -> Gumbel:

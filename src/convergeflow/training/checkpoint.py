@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
 
 from convergeflow.errors import ConvergeFlowError
 
@@ -35,17 +33,6 @@ class BrokenCheckpoint(ConvergeFlowError):
 
 
 # ------------------------------------------------------------------------------------------------------- files
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Named tensors as safetensors."""
-    # Serialised here and written by Python, so that a full disk is an OSError with its number.
-    path.write_bytes(save({name: tensor.contiguous() for name, tensor in sorted(tensors.items())}))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Named tensors of a safetensors file, on the CPU."""
-    return load_file(path)
 
 
 def write_json(path: Path, value: Any) -> None:

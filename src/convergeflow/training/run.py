@@ -20,7 +20,8 @@ from convergeflow.errors import UserError
 from convergeflow.training import checkpoint
 from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
 from convergeflow.training.card import write_card
-from convergeflow.training.config import RunConfig, apply_overrides, from_dict
+from convergeflow.training.config import RunConfig, from_dict
+from convergeflow.training.recipes import apply_overrides
 from convergeflow.training.trainer import Outcome, Trainer
 
 RUN_FILE = "run.json"

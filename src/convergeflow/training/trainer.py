@@ -26,6 +26,7 @@ from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.systems.protocol import LanguageModel, read_tensors, write_tensors
 from convergeflow.training import checkpoint, sharding, watch
 from convergeflow.training.config import RunConfig
 from convergeflow.training.ema import WeightAverage
@@ -51,6 +52,7 @@ class Trainer:
     A stage's loss must use every parameter that the stage trains: DDP waits for the gradient of each.
     """
 
+    model: LanguageModel
     optimizer: StageOptimizer
     doorway: nn.Module
     journal: Journal | None
@@ -58,7 +60,7 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        model: nn.Module,
+        model: LanguageModel,
         corpus: Any,
         out: Path,
         *,
@@ -197,7 +199,7 @@ class Trainer:
             weights = sharding.full_state(self.model)
             self.model = copy.deepcopy(self.blueprint)
             sharding.load_state(self.model, weights)
-        self.model.enter_stage(stage)  # type: ignore[operator]
+        self.model.enter_stage(stage)
         doorway = sharding.Doorway(self.model)
         if self.sharded:
             self.doorway = sharding.shard(doorway, training=True)
@@ -268,8 +270,8 @@ class Trainer:
 
             def write(folder: Path) -> None:
                 self._write_model(folder, self.model, weights)
-                checkpoint.write_tensors(folder / "ema.safetensors", average)
-                checkpoint.write_tensors(folder / "optimizer.safetensors", moments)
+                write_tensors(folder / "ema.safetensors", average)
+                write_tensors(folder / "optimizer.safetensors", moments)
                 checkpoint.write_json(folder / "trainer.json", state)
                 checkpoint.write_json(folder / "run.json", self.config.to_dict())
 
@@ -310,9 +312,9 @@ class Trainer:
             self.warn(
                 f"resuming on {self.world} processes a run of {state['world']}: sums will differ in the last bits"
             )
-        sharding.load_state(self.model, checkpoint.read_tensors(folder / "model.safetensors"))
-        sharding.load_state(self.ema.model, checkpoint.read_tensors(folder / "ema.safetensors"))
-        self.moments = checkpoint.read_tensors(folder / "optimizer.safetensors")
+        sharding.load_state(self.model, read_tensors(folder / "model.safetensors"))
+        sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
+        self.moments = read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
         self.note(f"resuming from {folder}")
         return state["step"], state["journal_bytes"]
