@@ -22,7 +22,8 @@ from convergeflow.objective.learned_schedule import LearnedGumbel
 from convergeflow.objective.losses import Loss, Objective, fixed_noise_report, flow_loss
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import Piece, fewest_calls, pieces
-from convergeflow.sampling.driver import Endpoint, Observer, batches, default_batch, initial_noise, integrate
+from convergeflow.sampling.cohort import Observer
+from convergeflow.sampling.integration import Endpoint, batches, default_batch, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
 from convergeflow.systems.config import SystemConfig

@@ -19,7 +19,8 @@ from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.sampling.driver import Observer, batches, default_batch
+from convergeflow.sampling.cohort import Observer
+from convergeflow.sampling.integration import batches, default_batch
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.config import SystemConfig
 from convergeflow.systems.protocol import Bound, LanguageModel, Samples, Stage
