@@ -27,7 +27,7 @@ TRIAL_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunCost:
     """Numbers for one process."""
 
     parameters: int
@@ -45,7 +45,7 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> Estimate:
+def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
     """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
     placement = choose_device(config.device)
     model.to(placement.device)
@@ -78,7 +78,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         trained, state = max(trained, learned), max(state, 4 * (2 * parameters + learned) + moments)
         # Rows are split over the processes by data parallelism.
         total += stage.steps * seconds * config.batch / world / rows
-    return Estimate(
+    return RunCost(
         parameters=parameters,
         trained_parameters=trained,
         steps=config.total_steps,
