@@ -49,7 +49,7 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     fresh = torch.randn(x_star.shape, generator=generator, dtype=torch.float64)
     path = sample_path(x_star, fresh, end.expand(trajectories))
     level = end.expand(trajectories)
-    error = (predictor(path.x_t, level, None).weigh(path.x_t, level).mu - x_star).norm(dim=-1)
+    error = (predictor(path, level, None).weigh(path, level).mu - x_star).norm(dim=-1)
     return {
         "far": far.value,
         "far_se": far.se,
