@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from convergeflow.evaluation.estimate import Estimate
-from convergeflow.evaluation.frontier import Point, interpolate
+from convergeflow.evaluation.frontier import FrontierPoint, interpolate
 from convergeflow.studies.reproduce import models, paper, plotting, trade_off
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
@@ -81,11 +81,11 @@ def compared_ratio(result: Result, to: str = "") -> tuple[Estimate, str] | None:
     return Estimate(ratio, spread, 0), best
 
 
-def _point(record: dict[str, Any]) -> Point:
+def _point(record: dict[str, Any]) -> FrontierPoint:
     """A measured point as the frontier's interpolation takes it."""
     values = record["values"]
     each = {name: np.asarray(numbers, dtype=np.float64) for name, numbers in values["per_sample"].items()}
-    return Point(
+    return FrontierPoint(
         record["paper"]["label"],
         values["gen_ppl"],
         values["gen_ppl_se"],
