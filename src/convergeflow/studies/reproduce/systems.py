@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from convergeflow.evaluation.estimate import Estimate
-from convergeflow.evaluation.frontier import Point, interpolate
+from convergeflow.evaluation.frontier import FrontierPoint, interpolate
 from convergeflow.studies.reproduce import drawing, engine, models, paper, plotting
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import experiment_by_name
@@ -64,11 +64,11 @@ def compared_ratio(result: ExperimentResult, to: str = "") -> tuple[Estimate, st
     return Estimate(ratio, spread, 0), best
 
 
-def _point(record: dict[str, Any]) -> Point:
+def _point(record: dict[str, Any]) -> FrontierPoint:
     """A measured point as the frontier's interpolation takes it."""
     values = record["values"]
     each = {name: np.asarray(numbers, dtype=np.float64) for name, numbers in values["per_sample"].items()}
-    return Point(
+    return FrontierPoint(
         record["paper"]["label"],
         values["gen_ppl"],
         values["gen_ppl_se"],
