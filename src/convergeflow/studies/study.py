@@ -24,7 +24,7 @@ from convergeflow.sampling.integration import default_batch
 from convergeflow.studies.systems import Setting, controls_swept, frontier, run_config, trained_as
 from convergeflow.training import checkpoint, run
 from convergeflow.training.build import build_model
-from convergeflow.training.config import RunConfig
+from convergeflow.training.config import RunConfig, renewed
 from convergeflow.training.estimate import estimate
 
 TRIAL_SAMPLES, TRIAL_CALLS = 4, 4
@@ -158,7 +158,8 @@ class Study:
             if not path.is_file():
                 return False
             kept = checkpoint.read_json(path)
-            if kept.get("key") != key or not all((self.out / file).is_file() for _, file in kept["points"]):
+            before = {**kept["key"], "run": renewed(kept["key"]["run"])}
+            if before != key or not all((self.out / file).is_file() for _, file in kept["points"]):
                 return False
         return True
 
