@@ -130,8 +130,8 @@ def test_the_committed_comparison_answers_without_weights() -> None:
     results = list(study.run())
     assert len(results) == 2 * len(SYSTEMS) - 1
     committed = json.loads((folder / "table.json").read_text())["rows"]
-    made = {(row["system"], row["nfe"]): row["default"] for row in rows(results, frontiers(results, "t"))}
-    assert made == {(row["system"], row["nfe"]): row["default"] for row in committed}
+    made = {(row["system"], row["nfe"]): row for row in rows(results, frontiers(results, "t"))}
+    assert made == {(row["system"], row["nfe"]): row for row in committed}
     assert not (folder / "runs").exists()
 
 
