@@ -27,7 +27,8 @@ from convergeflow.interop.langflow import load_langflow
 from convergeflow.model.head import KernelLogF
 from convergeflow.objective.losses import Objective, flow_loss
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Endpoint, Step, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import Endpoint, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.systems.convergeflow import ConvergeFlowModel
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from convergeflow.data.tokenizer import Tokenizer
     from convergeflow.flow.guidance import Controls
     from convergeflow.flow.schedule import Cosine, Gumbel, Linear, Schedule
-    from convergeflow.sampling.driver import Step
+    from convergeflow.sampling.cohort import Step
     from convergeflow.sampling.observation import Trace
     from convergeflow.sampling.settings import Freeze, Settings
     from convergeflow.systems.protocol import LanguageModel, Samples
@@ -60,7 +60,7 @@ _HOMES = {
     "Samples": "systems.protocol",
     "Schedule": "flow.schedule",
     "Settings": "sampling.settings",
-    "Step": "sampling.driver",
+    "Step": "sampling.cohort",
     "Trace": "sampling.observation",
 }
 """Where the classes live, which are imported when they are first named."""
