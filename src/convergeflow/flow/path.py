@@ -6,21 +6,9 @@ each position has a noise level of its own; this file and the solver are the onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from convergeflow.flow.schedule import Coefficients
-
-
-@dataclass(frozen=True)
-class PathSample:
-    """A point of the path and what it was made of."""
-
-    x_t: Tensor
-    x_star: Tensor
-    noise: Tensor
-    coefficients: Coefficients
 
 
 def spread(value: Tensor, like: Tensor) -> Tensor:
@@ -29,10 +17,9 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
     return value.to(device=like.device, dtype=like.dtype).reshape(value.shape + trailing)
 
 
-def sample_path(x_star: Tensor, noise: Tensor, at: Coefficients) -> PathSample:
-    """x_t = alpha x* + sigma z."""
-    x_t = spread(at.alpha, x_star) * x_star + spread(at.sigma, x_star) * noise
-    return PathSample(x_t, x_star, noise, at)
+def sample_path(x_star: Tensor, noise: Tensor, at: Coefficients) -> Tensor:
+    """x_t = alpha x* + sigma z (Eq. 1)."""
+    return spread(at.alpha, x_star) * x_star + spread(at.sigma, x_star) * noise
 
 
 def noise_from_data(mu: Tensor, x_t: Tensor, at: Coefficients) -> Tensor:

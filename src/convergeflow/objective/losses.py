@@ -163,7 +163,7 @@ def fixed_noise_report(
     report: dict[str, float] = {}
     for gamma in gammas:
         at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
-        x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+        x_t = sample_path(x_star, noise.to(x_star.dtype), at)
         first = network(x_t, at, None, view, table).weigh(x_t, at).mu
         second = network(x_t, at, first, view, table).weigh(x_t, at, targets=tokens)
         report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())
