@@ -67,7 +67,7 @@ def test_the_schedule_and_the_path() -> None:
     torch.testing.assert_close(alpha[:, 0, 0], at.alpha, **CLOSE)
     torch.testing.assert_close(sigma[:, 0, 0], at.sigma, **CLOSE)
     x_star, z = torch.randn(2, len(t), 5, 8, dtype=torch.float64)
-    torch.testing.assert_close(paper.path(x_star, z, gamma), sample_path(x_star, z, at).x_t, **CLOSE)
+    torch.testing.assert_close(paper.path(x_star, z, gamma), sample_path(x_star, z, at), **CLOSE)
 
 
 def test_the_steps_with_and_without_unconditional_guidance() -> None:

@@ -73,8 +73,7 @@ def load(model: str | Path = "stories-small", *, average: bool = True, device: s
     """
     from convergeflow.zoo import load_model
 
-    loaded: LanguageModel = load_model(model, average=average, device=device)
-    return loaded
+    return load_model(model, average=average, device=device)
 
 
 def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = None) -> Settings:
@@ -84,10 +83,12 @@ def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = N
     """
     from convergeflow.sampling.settings import PAPER_SCHEDULE, preset_for
 
-    schedule: Schedule | None = PAPER_SCHEDULE if model is None else getattr(model, "schedule", None)
-    if schedule is None:
-        raise UserError(f"presets are settings of flows; {getattr(model, 'method', model)} has controls of its own")
-    return preset_for(name, schedule, nfe=nfe)
+    if model is None:
+        return preset_for(name, PAPER_SCHEDULE, nfe=nfe)
+    flow = model.as_flow()
+    if flow is None:
+        raise UserError(f"presets are settings of flows; {model.method} has controls of its own")
+    return preset_for(name, flow.schedule, nfe=nfe)
 
 
 def train(
@@ -139,10 +140,11 @@ def evaluate(
     A model draws `num` samples from `seed` on; `sampling` are further keywords of its `generate`. Samples are scored as
     they are; give them the model's `tokenizer`. Without a `scorer` the exact law judges stories, and smollm2 the rest.
     """
-    from convergeflow.evaluation.assessment import Assessor, SampleSet
+    from convergeflow.evaluation.assess import SampleSet, assessor_for
     from convergeflow.evaluation.protocol import protocols_named
     from convergeflow.evaluation.reference import find_reference
-    from convergeflow.evaluation.scorers import scorer_named
+    from convergeflow.results.draw import origin
+    from convergeflow.results.record import make
     from convergeflow.systems.protocol import Samples
 
     chosen = protocols_named(protocol)
@@ -151,23 +153,11 @@ def evaluate(
     if isinstance(model, Samples):
         drawn = SampleSet.of(model, {}, tokenizer)
     else:
-        about, loaded = _opened(model)
-        tokenizer = loaded.tokenizer
-        drawn = SampleSet.of(loaded.generate(num, seed=seed, **sampling), about, tokenizer)
-    reference = find_reference(corpus, tokenizer, len(drawn.ids), drawn.ids.shape[1], lambda message: None)
-    judge = scorer or ("smollm2" if reference is None or reference.law is None else "exact")
-    assessor = Assessor(scorer_named(judge, device="auto", say=lambda message: None), reference)
-    return assessor.assess(drawn, chosen[0])
-
-
-def _opened(model: str | Path | LanguageModel) -> tuple[dict[str, Any], Any]:
-    """What a record says about a model, and the model."""
-    if not isinstance(model, str | Path):
-        return {"method": model.method}, model
-    from convergeflow import zoo
-
-    loaded = load(model)
-    return {"name": str(model), "weights": zoo.weights_hash(zoo.locate(model)), "method": loaded.method}, loaded
+        loaded = load(model) if isinstance(model, str | Path) else model
+        about = origin(model, loaded) if isinstance(model, str | Path) else {"method": loaded.method}
+        drawn = SampleSet.of(loaded.generate(num, seed=seed, **sampling), about, loaded.tokenizer)
+    reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], lambda message: None)
+    return make(assessor_for(reference, scorer or "").assess(drawn, chosen[0]))
 
 
 if not TYPE_CHECKING:
