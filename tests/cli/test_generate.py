@@ -104,9 +104,9 @@ def test_temperature_is_an_option_of_every_system_that_has_one() -> None:
         return sample_arguments(METHODS[name](config), SamplingOptions(**given), {})
 
     assert made("mdlm", temperature=0.8, nfe=8) == {"nfe": 8, "temperature": 0.8}
-    with pytest.raises(UserError, match="mdlm does not know --scg"):
+    with pytest.raises(UserError, match="mdlm does not know `scg`"):
         made("mdlm", temperature=0.8, scg=2.0)
-    with pytest.raises(UserError, match="elf does not know --temperature"):
+    with pytest.raises(UserError, match="elf does not know `temperature`"):
         made("elf", temperature=0.8)
 
 

