@@ -21,7 +21,8 @@ from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
 from convergeflow.flow.solver import step_data
 from convergeflow.interop.langflow import load_langflow
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Step, initial_noise, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import initial_noise, integrate
 from convergeflow.sampling.plan import PAPER_SCHEDULE, preset_for
 from convergeflow.sampling.settings import PRESETS, Freeze, Settings
 from convergeflow.sampling.wrappers import Clamp

@@ -170,7 +170,7 @@ def test_temperature_acts_on_all_logits() -> None:
         assert torch.allclose(sharper.mu, squared @ table, atol=1e-4)
         assert torch.allclose(coldest.mu, table[logits.argmax(-1)], atol=1e-4)
         positions = torch.tensor([[True, False, False, True], [False, True, False, False]])
-        levels = at[:, None].wide(4)[positions]
+        levels = at.wide(4)[positions]
         some = plain[positions].tempered(0.5, 1.0).weigh(x[positions], levels)
         assert torch.allclose(some.mu, sharper.mu[positions], atol=1e-5)
         assert torch.allclose(sharper.top_weight, squared.max(-1).values, atol=1e-4)

@@ -152,7 +152,7 @@ def draw(
     from convergeflow import zoo
     from convergeflow.evaluation.assessment import SampleSet
     from convergeflow.results import sample_file
-    from convergeflow.sampling.driver import default_batch
+    from convergeflow.sampling.integration import default_batch
 
     length = length or loaded.config.length
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))

@@ -69,7 +69,7 @@ def generate(
     from convergeflow.device import state_dtype_of
     from convergeflow.errors import UserError
     from convergeflow.results import sample_file
-    from convergeflow.sampling.driver import default_batch
+    from convergeflow.sampling.integration import default_batch
     from convergeflow.sampling.observation import LiveText, Trace, both
 
     for option, value in (("--num", num), ("--length", length), ("--batch", batch)):

@@ -29,7 +29,7 @@ from convergeflow.flow.schedule import Coefficients, Gumbel, gumbel_for_width
 from convergeflow.model.network import FlowNetwork
 from convergeflow.objective.corruption import view_of_blocks
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.sampling.driver import batches, default_batch
+from convergeflow.sampling.integration import batches, default_batch
 from convergeflow.systems.protocol import Bound
 
 UNIFORM_SHARE = 0.2

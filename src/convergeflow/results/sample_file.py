@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from convergeflow.errors import UserError
-from convergeflow.sampling.driver import batches
+from convergeflow.sampling.integration import batches
 from convergeflow.systems.protocol import Samples
 
 

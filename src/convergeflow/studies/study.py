@@ -20,7 +20,7 @@ from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.evaluation.assessment import Assessor, SampleSet, likelihood_of
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.record import read_record, write_record
-from convergeflow.sampling.driver import default_batch
+from convergeflow.sampling.integration import default_batch
 from convergeflow.studies.systems import Setting, controls_swept, frontier, run_config, trained_as
 from convergeflow.training import checkpoint, run
 from convergeflow.training.build import build_model

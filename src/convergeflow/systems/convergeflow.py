@@ -26,7 +26,8 @@ from convergeflow.objective.losses import Loss, Objective, fixed_noise_report, f
 from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import Piece, fewest_calls, pieces
-from convergeflow.sampling.driver import Observer, batches, default_batch, initial_noise, integrate
+from convergeflow.sampling.cohort import Observer
+from convergeflow.sampling.integration import batches, default_batch, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
 from convergeflow.systems.protocol import Samples

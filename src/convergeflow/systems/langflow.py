@@ -22,7 +22,7 @@ from convergeflow.flow.path import sample_path, spread
 from convergeflow.flow.schedule import Coefficients, Gumbel
 from convergeflow.objective.losses import Objective
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Observer
+from convergeflow.sampling.cohort import Observer
 from convergeflow.sampling.settings import Settings
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.systems.protocol import Bound, Samples

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Observer
+from convergeflow.sampling.cohort import Observer
 
 
 @dataclass(frozen=True)

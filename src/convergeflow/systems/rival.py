@@ -22,7 +22,8 @@ from convergeflow.model.backbone import Backbone
 from convergeflow.objective.losses import Loss
 from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.sampling.driver import Observer, batches, default_batch
+from convergeflow.sampling.cohort import Observer
+from convergeflow.sampling.integration import batches, default_batch
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.protocol import Bound, Samples
 

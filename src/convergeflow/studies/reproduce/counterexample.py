@@ -19,7 +19,7 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.fused import nearest
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import plotting, toys
 from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
-from convergeflow.sampling.driver import Step, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import plotting, toys
 from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result

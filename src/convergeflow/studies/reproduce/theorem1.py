@@ -20,7 +20,7 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
 from convergeflow.studies.reproduce import plotting, toys
