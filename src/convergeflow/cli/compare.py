@@ -142,7 +142,7 @@ def _run(study: Any, folder: Path, corpus: str, json: bool) -> None:
     tokens = base.batch * base.corpus.length * base.total_steps
     about = (
         f"{tokens:,} training tokens per system ({base.total_steps} steps of {base.batch} x {base.corpus.length}), "
-        f"width {base.model.width}, depth {base.model.depth}; {study.num} samples per point, scorer "
+        f"width {base.model.system.width}, depth {base.model.system.depth}; {study.num} samples per point, scorer "
         f"{study.assessor.scorer.name}, protocol {study.protocol.id}."
     )
     said, objective = verdict(table), objective_alone(results)

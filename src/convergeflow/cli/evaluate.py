@@ -93,9 +93,7 @@ def evaluate(
 
         name = model or zoo.DEFAULT_MODEL
         loaded = zoo.load_model(name, device=device)
-        options = sample_arguments(loaded, sampling, parse_knobs(knobs))
-        if "settings" in options and sampling.nfe is None:
-            options["settings"] = loaded.with_enough_calls(options["settings"], length or loaded.config.length)
+        options = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
         num = num or 128
         with progress("sampling", num) as bar:
             drawn = draw(

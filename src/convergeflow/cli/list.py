@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from typing import Annotated, Any
 
 import typer
@@ -43,15 +42,15 @@ def list_(
 
 
 def _models() -> dict[str, str]:
-    cards = sorted((resources.files("convergeflow") / "checkpoints").glob("*/card.md"))  # type: ignore[attr-defined]
-    return {card.parent.name: _first_line(card) for card in cards}
+    from convergeflow import zoo
+
+    return {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()}
 
 
 def _methods() -> dict[str, str]:
     from convergeflow.systems import METHODS, SUMMARIES
 
-    known = {"convergeflow": "the paper's flow: embedding-weighted predictor, MSE objective", **SUMMARIES}
-    return known | {name: "" for name in METHODS if name not in known}
+    return {name: SUMMARIES.get(name, "") for name in METHODS}
 
 
 def _corpora() -> dict[str, str]:
@@ -69,9 +68,9 @@ def _scorers() -> dict[str, str]:
 
 
 def _recipes() -> dict[str, str]:
-    files = (resources.files("convergeflow") / "recipes").iterdir()
-    names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-    return {name: f"convergeflow train {name}" for name in names}
+    from convergeflow.training.recipes import recipes
+
+    return {name: f"convergeflow train {name}" for name in recipes()}
 
 
 def _presets() -> dict[str, str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from convergeflow.cli.console import note, print_json, progress
 from convergeflow.cli.evaluate import Corpus, Knobs, Scorer, default_scorer, draw
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from convergeflow.systems.protocol import LanguageModel
 
 WHOLE_NUMBERS = ("nfe", "refine", "freeze_patience")
 
@@ -119,7 +122,12 @@ def sweep(
 
 
 def _plan(
-    loaded: Any, sampling: SamplingOptions, knobs: Mapping[str, Any], control: str, values: str, by: str | None
+    loaded: LanguageModel,
+    sampling: SamplingOptions,
+    knobs: Mapping[str, Any],
+    control: str,
+    values: str,
+    by: str | None,
 ) -> list[tuple[str, Any, dict[str, Any]]]:
     """(curve, value, arguments of `model.sample`) of every point; refuses impossible ones before anything runs."""
     second, _, texts = (by or "").partition("=")
@@ -135,9 +143,9 @@ def _plan(
                 options, own = _with(loaded, options, own, changed, to)
             label = loaded.method if name is None else f"{name} {outer_value}"
             arguments = sample_arguments(loaded, options, own)
-            if "settings" in arguments:
-                for flow in loaded.pieces(arguments["settings"], loaded.config.length):
-                    flow.settings.plan(loaded.schedule)
+            if (flow := loaded.as_flow()) is not None and "settings" in arguments:
+                for piece in flow.pieces(arguments["settings"], loaded.config.length):
+                    piece.settings.plan(flow.schedule)
             points.append((label, value, arguments))
     return points
 
@@ -162,17 +170,17 @@ def _values(control: str, text: str) -> list[Any]:
 
 
 def _with(
-    loaded: Any, sampling: SamplingOptions, knobs: dict[str, Any], control: str, value: Any
+    loaded: LanguageModel, sampling: SamplingOptions, knobs: dict[str, Any], control: str, value: Any
 ) -> tuple[SamplingOptions, dict[str, Any]]:
     """The options with one control changed, wherever it lives."""
     control = control.replace("-", "_")
-    own = getattr(loaded, "KNOBS", None) or {}
+    own = loaded.controls
     if control in own:
         return sampling, {**knobs, control: value}
     ours = {field.name for field in fields(SamplingOptions)}
     if control in ours:
         return replace(sampling, **{control: value}), knobs
-    raise unknown_name("control", control, {*own, *ours} if hasattr(loaded, "schedule") else {*own, "nfe"})
+    raise unknown_name("control", control, {*own, "nfe"} if loaded.as_flow() is None else {*own, *ours})
 
 
 def _described(options: Mapping[str, Any]) -> dict[str, Any]:

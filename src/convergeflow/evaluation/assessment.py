@@ -15,15 +15,14 @@ from convergeflow.errors import UserError
 from convergeflow.evaluation.entropy import sample_entropies
 from convergeflow.evaluation.estimate import Estimate, Floats, finite, mean
 from convergeflow.evaluation.generative import Scored, mean_nll, perplexity
-from convergeflow.evaluation.likelihood import bits_per_byte, bound, bytes_per_token
+from convergeflow.evaluation.likelihood import bits_per_byte, bytes_per_token
 from convergeflow.evaluation.metrics import measure, measure_exact
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.record import FORMAT, Record, describe_seeds, now, package_versions
 from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Scorer, Texts
-from convergeflow.model.network import FlowNetwork
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.systems.protocol import Bound, Samples
+from convergeflow.systems.protocol import LanguageModel, Samples
 
 Progress = Callable[[int], None]
 
@@ -236,21 +235,14 @@ class Assessor:
 
 
 def likelihood_of(
-    model: Any, reference: Reference, *, draws: int, seed: int = 0, progress: Progress = _silent
+    model: LanguageModel, reference: Reference, *, draws: int, seed: int = 0, progress: Progress = _silent
 ) -> dict[str, Any]:
     """The bound of a model on the reference's real text, as JSON values; refused where a method has none."""
     if reference.real is None:
         raise UserError("the likelihood bound needs held-out text: give --corpus")
     tokens = torch.from_numpy(np.asarray(reference.real, dtype=np.int64))
-    found: Bound
-    if isinstance(getattr(model, "network", None), FlowNetwork):
-        found = bound(model, tokens, draws=draws, seed=seed, progress=progress)
-    elif callable(getattr(model, "bound", None)):
-        stream = RowDraws([derive_seed(seed, "bound", row) for row in range(len(tokens))])
-        found = model.bound(tokens.to(model.device), draws=stream, repeats=draws)
-        progress(len(tokens))
-    else:
-        raise UserError(f"{model.method} has no likelihood bound")
+    stream = RowDraws([derive_seed(seed, "bound", row) for row in range(len(tokens))])
+    found = model.bound(tokens, draws=stream, repeats=draws, progress=progress)
     values: dict[str, Any] = {
         "nats_per_token": found.nats_per_token,
         "standard_error": finite(found.standard_error),

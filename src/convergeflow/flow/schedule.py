@@ -8,14 +8,15 @@ float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
+from convergeflow.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -180,19 +181,21 @@ class Gumbel:
         return {"kind": "gumbel", "loc": self.loc, "scale": self.scale, "cutoff": self.cutoff}
 
 
-_KINDS: dict[str, Callable[..., Schedule]] = {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+SCHEDULES: Registry[type[Any]] = Registry(
+    "schedule", "schedules", {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+)
+"""Kind -> dataclass; other packages add theirs by entry points `convergeflow.schedules`."""
 
 
 def schedule_from(description: dict[str, Any]) -> Schedule:
     """The schedule described by `Schedule.describe`."""
     values = dict(description)
-    kind = values.pop("kind", None)
-    if kind not in _KINDS:
-        raise unknown_name("schedule", str(kind), _KINDS)
+    kind = str(values.pop("kind", None))
     try:
-        return _KINDS[kind](**values)
+        schedule: Schedule = SCHEDULES[kind](**values)
     except TypeError as error:
         raise UserError(f"schedule {kind!r}: {error}") from None
+    return schedule
 
 
 def gumbel_for_width(width: int) -> Gumbel:

@@ -9,7 +9,8 @@ from convergeflow.evaluation.frontier import Crossing, Frontier
 from convergeflow.evaluation.generative import paired_ratio
 from convergeflow.evaluation.record import number
 from convergeflow.studies.study import Result
-from convergeflow.studies.systems import CONTROLLED, OURS
+from convergeflow.studies.systems import CONTROLLED
+from convergeflow.systems import OURS
 
 COLUMNS = (
     "system",
