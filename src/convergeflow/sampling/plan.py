@@ -93,6 +93,21 @@ class Plan:
             "effective_ug": [round(w, 4) for w in self.w_ug],
         }
 
+    def in_words(self, settings: Settings) -> str:
+        """Steps, refinements and strengths of settings under this plan, on one line."""
+        controls, refinements = settings.controls, self.allocation.refinements
+        parts = [f"{len(self)} steps x (K_i + 1), K_i {min(refinements)} to {max(refinements)}"]
+        if controls.conditions and settings.self_condition == "recursive":
+            parts.append(f"w_scg {controls.scg:.4g} nominal, {min(self.w_scg):.2f} to {max(self.w_scg):.2f} effective")
+        if controls.ug:
+            parts.append(f"w_ug {controls.ug:.4g} nominal, {min(self.w_ug):.3f} to {max(self.w_ug):.3f} effective")
+        if settings.solver != "euler":
+            parts.append(f"solver {settings.solver}")
+        for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
+            if value != 1:
+                parts.append(f"{name} {value:g}")
+        return "; ".join(parts)
+
 
 def plan(settings: Settings, schedule: Schedule) -> Plan:
     """Grid, coefficients, refinements and effective strengths for a schedule."""
