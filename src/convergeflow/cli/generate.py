@@ -113,7 +113,6 @@ def generate(
       convergeflow generate --prompt "Once there was a"
     """
     from convergeflow.sampling.integration import default_batch
-    from convergeflow.sampling.prompt import followed_by_unknown, known_text
 
     _check({"num": num, "length": length, "batch": batch}, precision, (out, logits))
     rank, world, wait = _processes()
@@ -125,15 +124,12 @@ def generate(
     if noise is not None:
         start, mark = _read_noise(noise)
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
-    clamp = known_text(loaded.tokenizer, prompt, infill, gap)
-    length = length or max(loaded.config.length, 0 if clamp is None else len(clamp.tokens))
+    length, known = _known(loaded, prompt, infill, gap, length)
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
     if "settings" not in arguments and (noise or logits or trace or precision):
         raise UserError(f"`noise`, `logits`, `trace` and `precision` are for flows with settings, not {loaded.method}")
-    if clamp is not None:
-        arguments["clamp"] = followed_by_unknown(clamp, length)
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
-    job = _Job(loaded, name, arguments, range(seed, seed + num), length, size, start)
+    job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start)
     if rank == 0:
         note(job.in_words(model))
     if out is not None and streams:
@@ -165,6 +161,19 @@ def _check(numbers: dict[str, int | None], precision: str | None, files: Sequenc
     for path in files:
         if path is not None and not path.parent.exists():
             raise UserError(f"the folder {path.parent} does not exist: make it first")
+
+
+def _known(
+    loaded: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None
+) -> tuple[int, dict[str, Any]]:
+    """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
+    from convergeflow.sampling.prompt import followed_by_unknown, known_text
+
+    clamp = known_text(loaded.tokenizer, prompt, infill, gap)
+    if clamp is None:
+        return length or loaded.config.length, {}
+    length = length or max(loaded.config.length, len(clamp.tokens))
+    return length, {"clamp": followed_by_unknown(clamp, length)}
 
 
 def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
