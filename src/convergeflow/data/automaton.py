@@ -10,10 +10,10 @@ Markov model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -120,6 +120,61 @@ class _Option:
     emission: Say | Mention | Article
     target: int
     closes: bool = False  # the end token: the story is over and all facts are forgotten
+
+
+_Counter = tuple[int, frozenset[str]]
+"""A position of the program and the facts that are fixed there."""
+
+
+class _Arc(NamedTuple):
+    """A word that can come at a counter; `known` says that the word must be the value of a fact that is fixed."""
+
+    counter: int
+    word: int
+    probability: float
+    target: int
+    fact: int = -1
+    value: int = -1
+    known: bool = False
+
+
+class _Branch(NamedTuple):
+    """One outcome of a draw at a counter: a word, or the word of a fixed fact."""
+
+    counter: int
+    probability: float
+    word: int
+    fact: int
+    option: int
+
+
+class _Counters:
+    """Counters in the order in which they are reached: all that the clean law reaches from the first start, then what
+    only a jump to one of the other starts can reach."""
+
+    def __init__(self, start: int, starts: Sequence[_Counter]) -> None:
+        self.starts = list(starts)
+        self.queue: list[_Counter] = []
+        self.index: dict[_Counter, int] = {}
+        self.num_clean = 0
+        self.number((start, frozenset()))
+
+    def number(self, counter: _Counter) -> int:
+        """The number of a counter, a new one if it was not reached before."""
+        if counter not in self.index:
+            self.index[counter] = len(self.queue)
+            self.queue.append(counter)
+        return self.index[counter]
+
+    def __iter__(self) -> Iterator[tuple[int, int, frozenset[str]]]:
+        """Every counter once, with those that are numbered meanwhile."""
+        done = 0
+        for start in self.starts:
+            self.number(start)
+            while done < len(self.queue):
+                yield done, *self.queue[done]
+                done += 1
+            self.num_clean = self.num_clean or done
 
 
 @dataclass
@@ -231,105 +286,88 @@ class Grammar:
         return live
 
     def _compile(self) -> None:
-        num_words, num_facts = len(self.vocabulary), len(self.facts)
-        start = (self._start, frozenset[str]())
-        starts = [start]
+        counters = _Counters(self._start, self._sentence_starts())
+        arcs: list[_Arc] = []
+        branches: list[_Branch] = []
+        for number, position, fixed in counters:
+            for option_number, option in enumerate(self._options[position]):
+                after = fixed | {option.emission.fact} if isinstance(option.emission, Mention) else fixed
+                kept = frozenset[str]() if option.closes else after & self._live[option.target]
+                target = counters.number((option.target, kept))
+                for arc in self._arcs(number, option, fixed, target):
+                    arcs.append(arc)
+                    if not arc.known:
+                        branches.append(_Branch(number, arc.probability, arc.word, -1, option_number))
+                if arcs[-1].known:
+                    branches.append(_Branch(number, option.probability, -1, arcs[-1].fact, option_number))
+        self.start = 0
+        self.starts = np.array([counters.index[counter] for counter in counters.starts], dtype=np.int64)
+        self.num_clean_counters = counters.num_clean
+        self.position = np.array([position for position, _ in counters.queue], dtype=np.int64)
+        # remembers[c, f]: fact f is fixed at counter c, so its value belongs to the state there.
+        self.remembers = np.array(
+            [[fact.name in fixed for fact in self.facts] for _, fixed in counters.queue], dtype=bool
+        ).reshape(len(counters.queue), len(self.facts))
+        self._tabulate_arcs(arcs, len(counters.queue))
+        self._tabulate_branches(branches, len(counters.queue))
+
+    def _sentence_starts(self) -> list[_Counter]:
+        """The story start and every place behind a terminator where a story can go on, with no facts fixed."""
+        starts: list[_Counter] = [(self._start, frozenset())]
         for position in self._reachable_positions():
             for option in self._options[position]:
-                ends_sentence = any(
-                    self.word_id[word] in self.terminators for word in self._possible_words(option.emission)
-                )
+                words = self._possible_words(option.emission)
+                ends_sentence = any(self.word_id[word] in self.terminators for word in words)
                 goes_on = not all(after.closes for after in self._options[option.target])
-                candidate = (option.target, frozenset[str]())
-                if ends_sentence and goes_on and candidate not in starts:
-                    starts.append(candidate)
+                if ends_sentence and goes_on and (option.target, frozenset()) not in starts:
+                    starts.append((option.target, frozenset()))
+        return starts
 
-        index: dict[tuple[int, frozenset[str]], int] = {}
-        queue: list[tuple[int, frozenset[str]]] = []
+    def _arcs(self, counter: int, option: _Option, fixed: frozenset[str], target: int) -> Iterator[_Arc]:
+        """The words with which an option can go on from a counter."""
+        emission, probability = option.emission, option.probability
+        if isinstance(emission, Mention):
+            fact_index, known = self._fact_index[emission.fact], emission.fact in fixed
+            fact = self.facts[fact_index]
+            for value, word in enumerate(fact.words):
+                share = 1.0 if known else fact.probabilities[value]
+                yield _Arc(counter, self.word_id[word], probability * share, target, fact_index, value, known)
+            return
+        if isinstance(emission, Article):
+            word = emission.known if emission.fact in fixed else emission.new
+        else:
+            word = emission.word
+        yield _Arc(counter, self.word_id[word], probability, target)
 
-        def number(counter: tuple[int, frozenset[str]]) -> int:
-            if counter not in index:
-                index[counter] = len(queue)
-                queue.append(counter)
-            return index[counter]
-
-        number(start)
-        arcs: list[tuple[int, int, float, int, int, int, bool]] = []
-        branches: list[tuple[int, float, int, int, int]] = []
-        remaining = [counter for counter in starts if counter != start]
-        done = 0
-        self.num_clean_counters = 0
-        while done < len(queue) or remaining:
-            if done == len(queue):
-                # Everything the clean law can reach has been numbered; now the places only a jump can reach.
-                self.num_clean_counters = self.num_clean_counters or done
-                number(remaining.pop(0))
-                continue
-            position, fixed = queue[done]
-            for option_number, option in enumerate(self._options[position]):
-                emission, probability = option.emission, option.probability
-                after = frozenset(fixed)
-                if isinstance(emission, Mention):
-                    after |= {emission.fact}
-                after &= frozenset() if option.closes else self._live[option.target]
-                target = number((option.target, after))
-                if isinstance(emission, Mention):
-                    fact_index = self._fact_index[emission.fact]
-                    fact = self.facts[fact_index]
-                    known = emission.fact in fixed
-                    for value, word in enumerate(fact.words):
-                        share = 1.0 if known else fact.probabilities[value]
-                        word_id = self.word_id[word]
-                        arcs.append((done, word_id, probability * share, target, fact_index, value, known))
-                        if not known:
-                            branches.append((done, probability * share, word_id, -1, option_number))
-                    if known:
-                        branches.append((done, probability, -1, fact_index, option_number))
-                else:
-                    if isinstance(emission, Article):
-                        word = emission.known if emission.fact in fixed else emission.new
-                    else:
-                        word = emission.word
-                    arcs.append((done, self.word_id[word], probability, target, -1, -1, False))
-                    branches.append((done, probability, self.word_id[word], -1, option_number))
-            done += 1
-        self.num_clean_counters = self.num_clean_counters or len(queue)
-
-        num_counters = len(queue)
-        shape = (num_counters, num_words)
-        self.start = 0
-        self.starts = np.array([index[counter] for counter in starts], dtype=np.int64)
-        self.position = np.array([position for position, _ in queue], dtype=np.int64)
+    def _tabulate_arcs(self, arcs: Sequence[_Arc], num_counters: int) -> None:
+        shape = (num_counters, len(self.vocabulary))
         self.arc_probability = np.zeros(shape)
         self.arc_target = np.full(shape, -1, dtype=np.int64)
         self.arc_fact = np.full(shape, -1, dtype=np.int64)
         self.arc_value = np.full(shape, -1, dtype=np.int64)
         self.arc_checks = np.zeros(shape, dtype=bool)
-        for counter, word_id, share, target, fact_index, value, known in arcs:
-            if self.arc_target[counter, word_id] >= 0:
+        for arc in arcs:
+            at = arc.counter, arc.word
+            if self.arc_target[at] >= 0:
                 raise ValueError(
-                    f"two alternatives start with {self.vocabulary[word_id]!r}; they must differ in their first word"
+                    f"two alternatives start with {self.vocabulary[arc.word]!r}; they must differ in their first word"
                 )
-            self.arc_probability[counter, word_id] = share
-            self.arc_target[counter, word_id] = target
-            self.arc_fact[counter, word_id] = fact_index
-            self.arc_value[counter, word_id] = value
-            self.arc_checks[counter, word_id] = known
-        # remembers[c, f]: fact f is fixed at counter c, so its value belongs to the state there.
-        self.remembers = np.zeros((num_counters, num_facts), dtype=bool)
-        for counter, (_, fixed) in enumerate(queue):
-            for name in fixed:
-                self.remembers[counter, self._fact_index[name]] = True
+            self.arc_probability[at] = arc.probability
+            self.arc_target[at] = arc.target
+            self.arc_fact[at] = arc.fact
+            self.arc_value[at] = arc.value
+            self.arc_checks[at] = arc.known
         widest = max((len(fact.words) for fact in self.facts), default=1)
-        self._fact_words = np.full((max(num_facts, 1), widest), -1, dtype=np.int64)
+        self._fact_words = np.full((max(len(self.facts), 1), widest), -1, dtype=np.int64)
         for fact_index, fact in enumerate(self.facts):
             self._fact_words[fact_index, : len(fact.words)] = [self.word_id[word] for word in fact.words]
 
-        self._branch_counter = np.array([branch[0] for branch in branches], dtype=np.int64)
-        self._branch_probability = np.array([branch[1] for branch in branches])
-        self._branch_word = np.array([branch[2] for branch in branches], dtype=np.int64)
-        self._branch_fact = np.array([branch[3] for branch in branches], dtype=np.int64)
-        self._branch_option = np.array([branch[4] for branch in branches], dtype=np.int64)
+    def _tabulate_branches(self, branches: Sequence[_Branch], num_counters: int) -> None:
+        self._branch_counter = np.array([branch.counter for branch in branches], dtype=np.int64)
+        self._branch_probability = np.array([branch.probability for branch in branches])
+        self._branch_word = np.array([branch.word for branch in branches], dtype=np.int64)
+        self._branch_fact = np.array([branch.fact for branch in branches], dtype=np.int64)
+        self._branch_option = np.array([branch.option for branch in branches], dtype=np.int64)
         # One ascending array for all counters: counter number + cumulated probability inside the counter.
         first = np.searchsorted(self._branch_counter, np.arange(num_counters))
         last = np.searchsorted(self._branch_counter, np.arange(num_counters), side="right") - 1
