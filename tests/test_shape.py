@@ -10,8 +10,8 @@ from radon.complexity import cc_visit
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "convergeflow"
 FILES = sorted(SOURCE.rglob("*.py"))
-LONG = {"model/fused.py", "data/automaton.py"}
-"""The tiled head and the law of the stories: each is one algorithm."""
+LONG = {"model/fused.py"}
+"""The tiled head is one algorithm."""
 CORE = ("flow", "model", "objective", "sampling", "systems/convergeflow.py")
 """What a reader of the paper has to read; without `model/fused.py`, which is only faster."""
 

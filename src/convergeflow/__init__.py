@@ -81,7 +81,7 @@ def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = N
 
     Without one they are the paper's own numbers. `nfe` changes the number of network calls.
     """
-    from convergeflow.sampling.settings import PAPER_SCHEDULE, preset_for
+    from convergeflow.sampling.plan import PAPER_SCHEDULE, preset_for
 
     if model is None:
         return preset_for(name, PAPER_SCHEDULE, nfe=nfe)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from convergeflow.benchmarks import head, measure, models, sample, scaling, train
+from convergeflow.benchmarks import head, measure, models, sample, scaling, startup, train
 from convergeflow.cli.main import main
+from convergeflow.errors import ConvergeFlowError
 
 TINY = models.Size(32, 2, 2, 61, 12, sample_batch=3, train_batch=4, self_condition=0.5)
 
@@ -39,6 +40,25 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "head", "--repeats", "1", "--threads", "1"]) == 0
     shown = capsys.readouterr().out
     assert "speedup_vs_plain_float32" in shown and "gemm_peak_fraction" in shown
+
+
+def test_start_up_is_compared_with_importing_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first round warms the file cache and is not counted; then 4, 1, 6, 2, ... for each case in turn.
+    spent = iter([99.0, 99.0, 99.0, 4.0, 1.0, 6.0, 8.0, 3.0, 8.0, 5.0, 2.0, 30.0])
+    monkeypatch.setattr(startup, "processor_seconds", lambda arguments: next(spent))
+    assert main(["bench", "startup", "--repeats", "3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["seconds"] == {"torch": 5.0, "list": 2.0, "generate": 8.0}
+    assert (record["list_vs_torch"], record["generate_vs_torch"]) == (0.4, 1.6)
+
+
+def test_a_process_is_charged_for_what_it_computes() -> None:
+    idle, busy = (startup.processor_seconds(["-c", code]) for code in ("", "sum(range(30_000_000))"))
+    assert 0 < idle < busy
+    with pytest.raises(ConvergeFlowError, match="exit code 3"):
+        startup.processor_seconds(["-c", "raise SystemExit(3)"])
 
 
 @pytest.mark.parametrize("arguments", [["--size", "huge"], ["--threads", "100000"], ["--repeats", "0"]])

@@ -9,7 +9,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from convergeflow.data.automaton import Article, Choice, Fact, Grammar, Line, Mention, Say, line, lines
+from convergeflow.data.automaton import Grammar
+from convergeflow.data.program import Article, Choice, Fact, Line, Mention, Say, line, lines
 
 EPS = 1e-3
 

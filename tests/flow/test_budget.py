@@ -58,7 +58,7 @@ def test_every_budget_is_spent_exactly_or_refused_with_one_that_works(
     try:
         allocation = allocate(nfe, controls, schedule, grid=grid, corrector=corrector)
     except UserError as refusal:
-        named = re.search(r"raise --nfe to (\d+)", str(refusal))
+        named = re.search(r"raise `nfe` to (\d+)", str(refusal))
         assert named is not None and int(named[1]) > nfe
         assert allocate(int(named[1]), controls, schedule, grid=grid, corrector=corrector).nfe == int(named[1])
         return
@@ -72,7 +72,7 @@ def test_a_users_grid_fixes_the_steps() -> None:
     assert allocate(8, Controls(), SCHEDULE, grid=times).refinements == (1, 2, 2)
     with pytest.raises(UserError, match="at least as many"):
         allocate(2, Controls(), SCHEDULE, grid=times)
-    with pytest.raises(UserError, match="needs --nfe 3"):
+    with pytest.raises(UserError, match="needs `nfe` 3"):
         allocate(5, Controls(scg=0.0), SCHEDULE, grid=times)
 
 

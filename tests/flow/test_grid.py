@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convergeflow.errors import UserError
-from convergeflow.flow import grid
+from convergeflow.flow import GRIDS, grid
 from convergeflow.flow.schedule import Gumbel, Linear
 
 
@@ -67,7 +67,7 @@ def test_midpoint_grid_breaks_the_condition() -> None:
     assert grid.theorem_ratio(grid.midpoint_grid(64)) > 100
 
 
-@pytest.mark.parametrize("name", grid.GRID_NAMES)
+@pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("num_steps", [1, 2, 33])
 def test_named_grids_are_valid(name: str, num_steps: int) -> None:
     for schedule in (Linear(), Gumbel()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
-from convergeflow.flow import path, solver
+from convergeflow.flow import SOLVERS, path, solver
 from convergeflow.flow.schedule import Coefficients, Gumbel, Linear
 
 X = torch.randn(3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -58,8 +58,8 @@ def test_unconditional_guidance_multiplies_the_displacement() -> None:
 
 def test_a_constant_prediction_is_integrated_exactly_by_every_solver() -> None:
     exact = solver.step_data(X, MU, at(0.1), at(0.9))
-    for name in solver.SOLVER_NAMES:
-        chosen, x, history = solver.solver_by_name(name), X, None
+    for name in SOLVERS:
+        chosen, x, history = SOLVERS[name], X, None
         for now, then in ((at(0.1), at(0.3)), (at(0.3), at(0.7)), (at(0.7), at(0.9))):
             x = chosen.advance(x, MU, now, then, history=history)
             history = (MU, now)
@@ -70,7 +70,7 @@ def test_the_data_end_is_an_ordinary_point() -> None:
     moved = solver.step_data(X, MU, at(0.9, Linear()), at(1.0, Linear()))
     torch.testing.assert_close(moved, MU)
     history = (MU, at(0.5, Linear()))
-    chosen = solver.solver_by_name("multistep")
+    chosen = SOLVERS["multistep"]
     assert bool(torch.isfinite(chosen.advance(X, MU, at(0.9, Linear()), at(1.0, Linear()), history=history)).all())
 
 
@@ -88,7 +88,7 @@ def tanh_prediction(x: Tensor, now: Coefficients) -> Tensor:
 
 
 def integrate(name: str, num_steps: int, x: Tensor) -> Tensor:
-    schedule, chosen, history = Linear(), solver.solver_by_name(name), None
+    schedule, chosen, history = Linear(), SOLVERS[name], None
     # even in log-SNR, the variable in which the multistep solver is of second order
     times = schedule.time_at(torch.linspace(-3.0, 2.0, num_steps + 1, dtype=torch.float64))
     for a, b in itertools.pairwise(times):
@@ -112,6 +112,6 @@ def test_order_of_accuracy_on_a_mixture_with_the_exact_predictor(name: str, orde
 
 def test_all_solvers_reach_the_same_law() -> None:
     start = torch.randn(4000, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    shares = {name: float((integrate(name, 200, start) > 0).double().mean()) for name in solver.SOLVER_NAMES}
+    shares = {name: float((integrate(name, 200, start) > 0).double().mean()) for name in SOLVERS}
     assert max(shares.values()) - min(shares.values()) < 0.002
     assert all(abs(share - 0.5) < 0.03 for share in shares.values())

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from convergeflow.errors import UserError
+from convergeflow.flow import SOLVERS
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
-from convergeflow.flow.solver import SOLVER_NAMES, step_data
+from convergeflow.flow.solver import step_data
 from convergeflow.interop.langflow import load_langflow
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.cohort import Step
 from convergeflow.sampling.integration import initial_noise, integrate
-from convergeflow.sampling.settings import PAPER_SCHEDULE, PRESETS, Freeze, Settings, preset_for
+from convergeflow.sampling.plan import PAPER_SCHEDULE, preset_for
+from convergeflow.sampling.settings import PRESETS, Freeze, Settings
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from exact_predictor import ExactPredictor
@@ -135,7 +137,7 @@ CONTROLS = st.builds(
 @given(
     nfe=st.integers(8, 14),
     controls=CONTROLS,
-    solver=st.sampled_from(SOLVER_NAMES),
+    solver=st.sampled_from(list(SOLVERS)),
     grid=st.sampled_from(["midpoint", "langflow", "log-snr", "closing", "theorem"]),
     length=st.integers(1, 6),
     split=st.integers(1, 4),
@@ -453,7 +455,7 @@ def test_the_kernel_solver_with_many_calls_is_the_flow_of_the_paper() -> None:
 
 
 def test_the_kernel_solver_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(UserError, match="drop it or --solver kernel"):
+    with pytest.raises(UserError, match="drop it or `solver` kernel"):
         Settings(solver="kernel", freeze=Freeze())
     with pytest.raises(UserError, match="inside"):
         Settings(solver="kernel", grid=(0.0, 0.5, 1.0), nfe=6).plan(Linear())

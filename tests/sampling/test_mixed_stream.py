@@ -11,7 +11,8 @@ from convergeflow.flow.guidance import Controls
 from convergeflow.model.network import FlowNetwork
 from convergeflow.sampling.driver import Driver
 from convergeflow.sampling.integration import cohort, initial_noise, integrate
-from convergeflow.sampling.settings import Freeze, Settings, preset_for
+from convergeflow.sampling.plan import preset_for
+from convergeflow.sampling.settings import Freeze, Settings
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.zoo import load_model
 

@@ -7,6 +7,7 @@ Example:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -20,89 +21,76 @@ from convergeflow.errors import UserError
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
-SizeOption = typer.Option("small", "--size", help="small: seconds to a minute; paper: 12 x 768, V = 50257, minutes.")
-RepeatsOption = typer.Option(None, "--repeats", min=1, help="Counted rounds; the median is reported.")
-ThreadsOption = typer.Option(None, "--threads", min=1, help="Threads; all cores by default.")
-ScalingOption = typer.Option(False, "--scaling", help="Also along length, vocabulary, batch and threads (small size).")
-OutOption = typer.Option(None, "--out", help="Folder for a record: WHAT-SIZE.json and .png.")
-JsonOption = typer.Option(False, "--json", help="Print the record as JSON.")
 SizeName = Literal["small", "paper"]
+ROUNDS = {"head": {"small": 5, "paper": 3}, "sample": {"small": 3, "paper": 1}, "train": {"small": 5, "paper": 2}}
+"""Counted rounds of each contest."""
 
 
 @app.callback(invoke_without_command=True)
 def everything(context: typer.Context) -> None:
     """Measure speed and memory; without a part: head, sample and train at small size."""
     if context.invoked_subcommand is None:
-        for part in (head, sample, train):
-            part(size="small", repeats=None, threads=None, scaling=False, out=None, as_json=False)
+        for what in ROUNDS:
+            _measure(what, "small")
 
 
-@app.command()
-def head(
-    size: SizeName = SizeOption,
-    repeats: int | None = RepeatsOption,
-    threads: int | None = ThreadsOption,
-    scaling: bool = ScalingOption,
-    out: Path | None = OutOption,
-    as_json: bool = JsonOption,
+def _measure(
+    what: str,
+    size: SizeName,
+    repeats: int | None = None,
+    threads: int | None = None,
+    scaling: bool = False,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """The vocabulary head: fused against plain with float64 and with float32 logits, forward and backward.
-
-    Example:
-      convergeflow bench head --size paper --json
-    """
+    """Run one contest and show its record."""
     _prepare(threads)
-    from convergeflow.benchmarks import head as contest
-    from convergeflow.benchmarks import scaling as axes
-
-    record = contest.run(contest.SHAPES[size], repeats or (5 if size == "small" else 3))
-    _deliver("head", size, record, axes.head_points if scaling else None, out, as_json)
-
-
-@app.command()
-def sample(
-    size: SizeName = SizeOption,
-    repeats: int | None = RepeatsOption,
-    threads: int | None = ThreadsOption,
-    scaling: bool = ScalingOption,
-    out: Path | None = OutOption,
-    as_json: bool = JsonOption,
-) -> None:
-    """Sampling in the headline's shape: nine network calls at each of two grid points.
-
-    Example:
-      convergeflow bench sample --size small --json
-    """
-    _prepare(threads)
-    from convergeflow.benchmarks import sample as contest
     from convergeflow.benchmarks import scaling as axes
     from convergeflow.benchmarks.models import SIZES
 
-    record = contest.run(SIZES[size], repeats or (3 if size == "small" else 1))
-    _deliver("sample", size, record, axes.sample_points if scaling else None, out, as_json)
+    contest = importlib.import_module(f"convergeflow.benchmarks.{what}")
+    sizes = contest.SHAPES if what == "head" else SIZES
+    record = contest.run(sizes[size], repeats or ROUNDS[what][size])
+    _deliver(what, size, record, getattr(axes, f"{what}_points") if scaling else None, out, as_json)
+
+
+def _contest(what: str, explanation: str) -> None:
+    """Add a contest to the command; all of them have the same options."""
+
+    def part(
+        size: SizeName = typer.Option("small", help="small: seconds to a minute; paper: 12 x 768, V = 50257, minutes."),
+        repeats: int | None = typer.Option(None, min=1, help="Counted rounds; the median is reported."),
+        threads: int | None = typer.Option(None, min=1, help="Threads; all cores by default."),
+        scaling: bool = typer.Option(
+            False, "--scaling", help="Also along length, vocabulary, batch and threads (small size)."
+        ),
+        out: Path | None = typer.Option(None, help="Folder for a record: WHAT-SIZE.json and .png."),
+        as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+    ) -> None:
+        _measure(what, size, repeats, threads, scaling, out, as_json)
+
+    part.__doc__ = f"{explanation}\n\nExample:\n  convergeflow bench {what} --size small --json"
+    app.command(what)(part)
+
+
+_contest("head", "Time the vocabulary head: fused against plain with float64 and float32 logits, forward and backward.")
+_contest("sample", "Time sampling in the headline's shape: nine network calls at each of two grid points.")
+_contest("train", "Time a training step: loss, gradients, AdamW and the average of the weights.")
 
 
 @app.command()
-def train(
-    size: SizeName = SizeOption,
-    repeats: int | None = RepeatsOption,
-    threads: int | None = ThreadsOption,
-    scaling: bool = ScalingOption,
-    out: Path | None = OutOption,
-    as_json: bool = JsonOption,
+def startup(
+    repeats: int = typer.Option(5, min=1, help="Counted rounds; the median is reported."),
+    as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
-    """A training step: loss, gradients, AdamW and the average of the weights.
+    """Compare the processor time of `list` and of `generate --num 1` with an import of torch.
 
     Example:
-      convergeflow bench train --size small --json
+      convergeflow bench startup --json
     """
-    _prepare(threads)
-    from convergeflow.benchmarks import scaling as axes
-    from convergeflow.benchmarks import train as contest
-    from convergeflow.benchmarks.models import SIZES
+    from convergeflow.benchmarks import startup as contest
 
-    record = contest.run(SIZES[size], repeats or (5 if size == "small" else 2))
-    _deliver("train", size, record, axes.train_points if scaling else None, out, as_json)
+    _deliver("startup", "seconds", contest.run(repeats), None, None, as_json)
 
 
 def _prepare(threads: int | None) -> None:
@@ -110,7 +98,7 @@ def _prepare(threads: int | None) -> None:
 
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
-        raise UserError(f"--threads {threads} is more than the {cores} cores of this machine")
+        raise UserError(f"`threads` {threads} is more than the {cores} cores of this machine")
     torch.set_num_threads(threads or cores)
 
 

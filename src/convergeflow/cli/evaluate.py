@@ -108,7 +108,7 @@ def evaluate(
     texts = len(drawn.ids) + assessor.num_real
     with progress(f"scoring with {assessor.scorer.name}", texts * len(chosen)) as bar:
         measured = [assessor.assess(drawn, each, progress=bar.advance) for each in chosen]
-    if bound:
+    if bound and loaded is not None:
         with progress("bounding the likelihood", assessor.num_real) as bar:
             likelihood = likelihood_of(loaded, reference, draws=bound, seed=seed, progress=bar.advance)
         measured = [{**each, "likelihood": likelihood} for each in measured]

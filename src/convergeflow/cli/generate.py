@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +15,58 @@ import typer
 
 from convergeflow.cli.console import note, print_json, progress, watched
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
+from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from convergeflow.sampling.wrappers import Clamp
+    from torch import Tensor
+
+    from convergeflow.sampling.observation import Trace
+    from convergeflow.sampling.plan import Plan
+    from convergeflow.systems.protocol import LanguageModel, Samples
 
 GAP = "___"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be generated."""
+
+    loaded: LanguageModel
+    name: str
+    """The model and everything else that decides its samples, apart from settings and seeds."""
+    arguments: dict[str, Any]
+    seeds: range
+    length: int
+    size: int
+    """Samples per network call."""
+    start: Tensor | None
+    """Starting noise in place of the seeds'."""
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """The plan of every block, or of the whole sequence; none for a method without settings."""
+        flow, settings = self.loaded.as_flow(), self.arguments.get("settings")
+        if flow is None or settings is None:
+            return []
+        pieces = flow.pieces(settings, self.length, self.arguments.get("clamp"))
+        return [piece.settings.plan(flow.schedule) for piece in pieces]
+
+    def make(self, group: Sequence[int], **more: Any) -> Samples:
+        """The samples of some of the seeds."""
+        if self.start is not None:
+            first = self.seeds.start
+            more["noise"] = self.start[group[0] - first : group[-1] - first + 1]
+        seeds = list(group)
+        return self.loaded.sample(len(seeds), self.length, seeds=seeds, batch=self.size, **self.arguments, **more)
+
+    def in_words(self, model: str) -> str:
+        settings, num = self.arguments.get("settings"), len(self.seeds)
+        if settings is None or not self.plans:
+            own = "".join(f", {name} {value}" for name, value in self.arguments.items() if name not in ("nfe", "clamp"))
+            return f"{model} ({self.loaded.method}): {num} samples, NFE {self.arguments['nfe']}{own}"
+        size = settings.block or self.loaded.config.block_length
+        blocks = "" if size is None else f"{len(self.plans)} blocks of {size} x "
+        return f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{self.plans[0].in_words(settings)}"
 
 
 @takes_sampling_options
@@ -62,113 +112,152 @@ def generate(
       convergeflow generate --preset headline --trace out/trace
       convergeflow generate --prompt "Once there was a"
     """
-    import numpy as np
-    import torch
-
-    from convergeflow import zoo
-    from convergeflow.device import state_dtype_of
-    from convergeflow.errors import UserError
-    from convergeflow.results import sample_file
     from convergeflow.sampling.integration import default_batch
-    from convergeflow.sampling.observation import LiveText, Trace, both
 
-    for option, value in (("--num", num), ("--length", length), ("--batch", batch)):
-        if value is not None and value < 1:
-            raise UserError(f"{option} must be at least 1, not {value}")
-    if precision not in (None, "float32", "float64"):
-        raise UserError(f"--precision must be float32 or float64, not {precision!r}")
-    for path in (out, logits):
-        if path is not None and not path.parent.exists():
-            raise UserError(f"the folder {path.parent} does not exist: make it first")
+    _check({"num": num, "length": length, "batch": batch}, precision, (out, logits))
     rank, world, wait = _processes()
-    if world > 1 and (out is None or trace is not None or logits is not None or json):
-        raise UserError("several processes stream to one file: give --out, without --trace, --logits and --json")
-    loaded = zoo.load_model(model, device=device)
-    arguments = sample_arguments(loaded, sampling, parse_knobs(knobs))
-    settings = arguments.get("settings")
-    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
-    if settings is None and (noise or logits or trace or precision):
-        raise UserError(f"--noise, --logits, --trace and --precision are for flows of ours, not for {loaded.method}")
-    if precision is None and logits is not None and state_dtype_of(loaded.device) == torch.float64:
-        precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
-    if precision == "float64":
-        loaded, name = loaded.double(), f"{name}+float64"
+    streams = out is not None and trace is None and logits is None and not json
+    if world > 1 and not streams:
+        raise UserError("several processes stream to one file: give `out`, without `trace`, `logits` and `json`")
+    loaded, name = _load(model, device, precision, with_logits=logits is not None)
     start = None
     if noise is not None:
         start, mark = _read_noise(noise)
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
-    clamp = _clamp(loaded, prompt, infill, gap)
-    if clamp is not None:
-        length = length or max(loaded.config.length, clamp.tokens.shape[-1])
-        clamp = _stretch(clamp, length)
-        arguments["clamp"] = clamp
-    length = length or loaded.config.length
-    flow = loaded.as_flow()
-    if flow is not None and settings is not None and sampling.nfe is None:
-        arguments["settings"] = settings = flow.with_enough_calls(settings, length)
-    seeds = range(seed, seed + num)
+    length, known = _known(loaded, prompt, infill, gap, length)
+    arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
+    if "settings" not in arguments and (noise or logits or trace or precision):
+        raise UserError(f"`noise`, `logits`, `trace` and `precision` are for flows with settings, not {loaded.method}")
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
+    job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start)
     if rank == 0:
-        note(_describe(loaded, model, num, length, arguments))
+        note(job.in_words(model))
+    if out is not None and streams:
+        _stream(job, out, rank, world, wait)
+    else:
+        _show(job, out, trace, logits, live=live and not json, as_json=json)
+
+
+def _load(model: str, device: str, precision: str | None, *, with_logits: bool) -> tuple[LanguageModel, str]:
+    """A model in the wanted precision, and a name that tells it from others."""
+    import torch
+
+    from convergeflow import zoo
+    from convergeflow.device import state_dtype_of
+
+    loaded = zoo.load_model(model, device=device)
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
+    if precision is None and with_logits and state_dtype_of(loaded.device) == torch.float64:
+        precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
+    return (loaded.double(), f"{name}+float64") if precision == "float64" else (loaded, name)
+
+
+def _check(numbers: dict[str, int | None], precision: str | None, files: Sequence[Path | None]) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise UserError(f"`{name}` must be at least 1, not {value}")
+    if precision not in (None, "float32", "float64"):
+        raise UserError(f"`precision` must be float32 or float64, not {precision!r}")
+    for path in files:
+        if path is not None and not path.parent.exists():
+            raise UserError(f"the folder {path.parent} does not exist: make it first")
+
+
+def _known(
+    loaded: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None
+) -> tuple[int, dict[str, Any]]:
+    """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
+    from convergeflow.sampling.prompt import followed_by_unknown, known_text
+
+    clamp = known_text(loaded.tokenizer, prompt, infill, gap)
+    if clamp is None:
+        return length or loaded.config.length, {}
+    length = length or max(loaded.config.length, len(clamp.tokens))
+    return length, {"clamp": followed_by_unknown(clamp, length)}
+
+
+def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
+    """Into a file, batch by batch; several processes share the work."""
+    from convergeflow.results import sample_file
+
     began = time.perf_counter()
+    with progress("generating", len(job.seeds)) as bar:
+        made = sample_file.collect(
+            out, job.seeds, job.size, job.make, job.name, rank=rank, world=world, on_batch=bar.advance
+        )
+    wait()
+    if rank == 0:
+        if world > 1:
+            sample_file.merge(out, job.seeds, world)
+        seconds = time.perf_counter() - began
+        note(f"{out}: {len(job.seeds)} samples ({made} made by this process, {seconds:.1f} s)")
 
-    def make(group: Any, **more: Any) -> Any:
-        if start is not None:
-            more["noise"] = start[group[0] - seed : group[-1] - seed + 1]
-        return loaded.sample(len(group), length, seeds=list(group), batch=size, **arguments, **more)
 
-    if out is not None and trace is None and logits is None and not json:
-        with progress("generating", num) as bar:
-            made = sample_file.collect(out, seeds, size, make, name, rank=rank, world=world, on_batch=bar.advance)
-        wait()
-        if rank == 0:
-            if world > 1:
-                sample_file.merge(out, seeds, world)
-            note(f"{out}: {num} samples ({made} made by this process, {time.perf_counter() - began:.1f} s)")
-        return
+def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, *, live: bool, as_json: bool) -> None:
+    """On the screen, with what else was asked for."""
+    from convergeflow.results import sample_file
+    from convergeflow.sampling.observation import Trace
 
-    recorder = Trace() if trace is not None else None
-    more: dict[str, Any] = {"want_logits": True} if logits is not None else {}
+    recorder = None if trace is None else Trace()
+    began = time.perf_counter()
     with ExitStack() as stack:
-        observers: list[Any] = [] if recorder is None else [recorder]
-        if flow is not None and settings is not None and watched():
-            if live and not json:
-                from rich.console import Console
-
-                observers.append(stack.enter_context(LiveText(loaded.tokenizer, Console(stderr=True))))
-            else:
-                flows = flow.pieces(settings, length, clamp)
-                steps = sum(piece.settings.plan(flow.schedule).allocation.num_steps for piece in flows)
-                total = steps * -(-num // size)
-                bar = stack.enter_context(progress("generating", total))
-                observers.append(lambda step: bar.advance(1, calls=step.calls))
-        if observers:
-            more["observe"] = both(*observers)
-        samples = make(seeds, **more)
+        more = _observed(job, recorder, stack, live)
+        samples = job.make(job.seeds, **more, **({"want_logits": True} if logits is not None else {}))
     seconds = time.perf_counter() - began
     if recorder is not None and trace is not None:
         note(f"trace: {recorder.save(trace)}")
     if logits is not None:
+        import numpy as np
+
         np.save(logits, samples.extras["logits"].numpy())
     if out is not None:
-        sample_file.collect(out, seeds, num, lambda group: samples, name)
-        note(f"{out}: {num} samples")
+        sample_file.collect(out, job.seeds, len(job.seeds), lambda group: samples, job.name)
+        note(f"{out}: {len(job.seeds)} samples")
     agreements = _agreements(samples)
-    if json:
-        lines = sample_file.lines_of(samples, name)
+    if as_json:
+        lines = sample_file.lines_of(samples, job.name)
         print_json({"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)})
         return
     for i, ids in enumerate(samples.ids.tolist()):
         text = " ".join(map(str, ids)) if samples.texts is None else samples.texts[i]
         sys.stdout.write(f"--- seed {samples.seeds[i]}\n{text}\n")
-    calls = f"{samples.nfe} network calls each"
+    calls, settings = f"{samples.nfe} network calls each", job.arguments.get("settings")
     if settings is not None and settings.freeze is not None:
         share = 1 - float(samples.extras["calls"].double().mean()) / settings.nfe
         calls = f"up to {calls}, {share:.0%} of the calls saved"
-    closing = f"{num} x {length} tokens in {seconds:.1f} s, {calls}"
+    closing = f"{len(job.seeds)} x {job.length} tokens in {seconds:.1f} s, {calls}"
     if agreements:
         closing += "; token rules agree: " + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
     note(closing)
+
+
+def _observed(job: _Job, recorder: Trace | None, stack: ExitStack, live: bool) -> dict[str, Any]:
+    """Who watches the flow: the trace, and somebody in front of a terminal."""
+    observers: list[Any] = [] if recorder is None else [recorder]
+    if job.plans and watched():
+        if live:
+            from rich.console import Console
+
+            from convergeflow.sampling.observation import LiveText
+
+            observers.append(stack.enter_context(LiveText(job.loaded.tokenizer, Console(stderr=True))))
+        else:
+            steps = sum(len(plan) for plan in job.plans) * -(-len(job.seeds) // job.size)
+            bar = stack.enter_context(progress("generating", steps))
+            observers.append(lambda step: bar.advance(1, calls=step.calls))
+    if not observers:
+        return {}
+    from convergeflow.sampling.observation import both
+
+    return {"observe": both(*observers)}
+
+
+def _agreements(samples: Samples) -> dict[str, float]:
+    from convergeflow.sampling.decoding import Decoded
+    from convergeflow.sampling.settings import RULES
+
+    found = {rule: samples.extras[f"ids_{rule}"] for rule in RULES if f"ids_{rule}" in samples.extras}
+    return Decoded(found).agreements()
 
 
 def _read_noise(path: Path) -> tuple[Any, str]:
@@ -178,7 +267,6 @@ def _read_noise(path: Path) -> tuple[Any, str]:
     import torch
 
     from convergeflow.cli.arrays import read_array
-    from convergeflow.errors import UserError
 
     array = read_array(path)
     if array.ndim != 3 or 0 in array.shape:
@@ -202,85 +290,3 @@ def _has_accelerator() -> bool:
     from convergeflow.device import choose_device
 
     return choose_device("auto").device.type != "cpu"
-
-
-def _describe(loaded: Any, model: str, num: int, length: int, arguments: dict[str, Any]) -> str:
-    settings = arguments.get("settings")
-    if settings is None:
-        own = ", ".join(f"{name} {value}" for name, value in arguments.items() if name not in ("nfe", "clamp"))
-        return f"{model} ({loaded.method}): {num} samples, NFE {arguments['nfe']}" + (f", {own}" if own else "")
-    flows = loaded.pieces(settings, length, arguments.get("clamp"))
-    shown = flows[0].settings.plan(loaded.schedule).describe()
-    controls = settings.controls
-    refinements = shown["refinements"]
-    size = settings.block or loaded.config.block_length
-    blocks = "" if size is None else f"{len(flows)} blocks of {size} x "
-    text = (
-        f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{shown['num_steps']} steps x (K_i + 1), "
-        f"K_i {min(refinements)} to {max(refinements)}"
-    )
-    if controls.conditions and settings.self_condition == "recursive":
-        effective = shown["effective_scg"]
-        text += f"; w_scg {controls.scg:.4g} nominal, {min(effective):.2f} to {max(effective):.2f} effective"
-    if controls.ug:
-        effective = shown["effective_ug"]
-        text += f"; w_ug {controls.ug:.4g} nominal, {min(effective):.3f} to {max(effective):.3f} effective"
-    if settings.solver != "euler":
-        text += f"; solver {settings.solver}"
-    for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
-        if value != 1:
-            text += f"; {name} {value:g}"
-    return text
-
-
-def _agreements(samples: Any) -> dict[str, float]:
-    from convergeflow.sampling.decoding import RULES, Decoded
-
-    found = {rule: samples.extras[f"ids_{rule}"] for rule in RULES if f"ids_{rule}" in samples.extras}
-    return Decoded(found).agreements()
-
-
-def _clamp(loaded: Any, prompt: str | None, infill: str | None, gap: int) -> Clamp | None:
-    """Known tokens from a prompt or a text with gaps."""
-    import torch
-
-    from convergeflow.errors import UserError
-    from convergeflow.sampling.wrappers import Clamp
-
-    if prompt is None and infill is None:
-        return None
-    if prompt is not None and infill is not None:
-        raise UserError("give --prompt or --infill, not both")
-    if loaded.tokenizer is None:
-        raise UserError("--prompt and --infill need a tokenizer, and this checkpoint has none")
-    if gap < 1:
-        raise UserError(f"--gap must be at least 1, not {gap}")
-    if infill is not None and GAP not in infill:
-        raise UserError(f"--infill has no gap: write {GAP} where text is to be filled in")
-    tokens: list[int] = []
-    known: list[bool] = []
-    for i, piece in enumerate((prompt or infill or "").split(GAP) if infill is not None else [prompt or ""]):
-        if i:
-            tokens += [0] * gap
-            known += [False] * gap
-        found = loaded.tokenizer.encode(piece.strip() if loaded.tokenizer.kind == "word" else piece)
-        tokens += found
-        known += [True] * len(found)
-    if not any(known):
-        raise UserError("the prompt has no tokens")
-    return Clamp(torch.tensor(tokens), torch.tensor(known))
-
-
-def _stretch(clamp: Clamp, length: int) -> Clamp:
-    import torch
-
-    from convergeflow.errors import UserError
-    from convergeflow.sampling.wrappers import Clamp
-
-    missing = length - len(clamp.tokens)
-    if missing < 0:
-        raise UserError(f"the known text has {len(clamp.tokens)} tokens, more than --length {length}")
-    return Clamp(
-        torch.cat([clamp.tokens, torch.zeros(missing, dtype=torch.long)]),
-        torch.cat([clamp.known, torch.zeros(missing, dtype=torch.bool)]),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +13,11 @@ from convergeflow.cli.console import print_json
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="models, methods, corpora, scorers, runs, presets, grids, solvers or experiments."),
+        typer.Argument(help="models, methods, corpora, scorers, recipes, presets, grids, solvers or experiments."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Name the models, methods, corpora, scorers, training presets, sampling presets and experiments.
+    """Name the models, methods, corpora, scorers, training recipes, sampling presets, grids, solvers and experiments.
 
     Example:
       convergeflow list
@@ -24,10 +25,9 @@ def list_(
     """
     from convergeflow.errors import unknown_name
 
-    names = catalogue()
-    if kind is not None and kind not in names:
-        raise unknown_name("kind", kind, names)
-    chosen = names if kind is None else {kind: names[kind]}
+    if kind is not None and kind not in CATALOGUE:
+        raise unknown_name("kind", kind, CATALOGUE)
+    chosen = {each: CATALOGUE[each]() for each in (CATALOGUE if kind is None else [kind])}
     if json:
         print_json(chosen)
         return
@@ -38,37 +38,80 @@ def list_(
             print(f"  {name.ljust(width)}  {meaning}".rstrip())
 
 
-def catalogue() -> dict[str, dict[str, str]]:
-    """Kind -> name -> meaning."""
-    from convergeflow import zoo
-    from convergeflow.data.prepare import CORPORA
-    from convergeflow.flow.grid import GRID_NAMES
-    from convergeflow.flow.solver import SOLVER_NAMES
-    from convergeflow.sampling.settings import PRESETS
-    from convergeflow.studies.reproduce.registry import experiments
-    from convergeflow.systems import SUMMARIES
-    from convergeflow.training.recipes import recipes
+# Names are found without importing what they name: this command must answer at once.
 
+
+def _models() -> dict[str, str]:
+    from convergeflow import zoo
+
+    return {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()}
+
+
+def _methods() -> dict[str, str]:
+    from convergeflow.systems import METHODS, SUMMARIES
+
+    return {name: SUMMARIES.get(name, "") for name in METHODS}
+
+
+def _corpora() -> dict[str, str]:
+    from convergeflow.data import CORPORA, SUMMARIES
+
+    return {name: SUMMARIES.get(name, "") for name in CORPORA}
+
+
+def _scorers() -> dict[str, str]:
     return {
-        "models": {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()},
-        "methods": dict(SUMMARIES),
-        "corpora": dict(CORPORA),
-        "scorers": {
-            "exact": "the law of the stories itself",
-            "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
-            "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
-        },
-        "runs": {name: "training recipe: convergeflow train " + name for name in recipes()},
-        "presets": {name: _setting(settings) for name, settings in PRESETS.items()},
-        "grids": dict.fromkeys(GRID_NAMES, ""),
-        "solvers": dict.fromkeys(SOLVER_NAMES, ""),
-        "experiments": {name: experiment.question for name, experiment in experiments().items()},
+        "exact": "the law of the stories itself",
+        "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
+        "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
     }
 
 
+def _recipes() -> dict[str, str]:
+    from convergeflow.training.recipes import recipes
+
+    return {name: f"convergeflow train {name}" for name in recipes()}
+
+
+def _presets() -> dict[str, str]:
+    from convergeflow.sampling.settings import PRESETS
+
+    return {name: _setting(settings) for name, settings in PRESETS.items()}
+
+
+def _grids() -> dict[str, str]:
+    from convergeflow.flow import GRIDS
+
+    return dict.fromkeys(GRIDS, "")
+
+
+def _solvers() -> dict[str, str]:
+    from convergeflow.flow import SOLVERS
+
+    return dict.fromkeys(SOLVERS, "")
+
+
+def _experiments() -> dict[str, str]:
+    from convergeflow.studies.reproduce.registry import experiments
+
+    return {name: experiment.question for name, experiment in experiments().items()}
+
+
+CATALOGUE: dict[str, Callable[[], dict[str, str]]] = {
+    "models": _models,
+    "methods": _methods,
+    "corpora": _corpora,
+    "scorers": _scorers,
+    "recipes": _recipes,
+    "presets": _presets,
+    "grids": _grids,
+    "solvers": _solvers,
+    "experiments": _experiments,
+}
+"""Kind -> what gives its names and their meanings."""
+
+
 def _first_line(path: Any) -> str:
-    if not path.is_file():
-        return ""
     return next((line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), "")
 
 

@@ -9,79 +9,104 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
+import keyword
 import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from convergeflow import __version__
 from convergeflow.errors import ConvergeFlowError, UserError
 
-COMMANDS = {
-    "fetch": "fetch",
-    "prepare": "prepare",
-    "train": "train",
-    "generate": "generate",
-    "evaluate": "evaluate",
-    "sweep": "sweep",
-    "compare": "compare",
-    "blind": "blind",
-    "reproduce": "reproduce",
-    "inspect": "inspect",
-    "bench": "bench",
-    "import": "import_",
-    "list": "list",
+COMMANDS = (
+    "fetch",
+    "prepare",
+    "train",
+    "generate",
+    "evaluate",
+    "sweep",
+    "compare",
+    "blind",
+    "reproduce",
+    "inspect",
+    "bench",
+    "import",
+    "list",
+)
+"""In the order of the help page. Each has a file in this folder, which is imported when the command is named."""
+
+PLAIN: dict[str, Any] = {
+    "rich_markup_mode": None,  # plain text: the same help on a screen, in a pipe and in the documentation
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-"""Command word -> file in this folder, in the order of the help page."""
 
 
-class _InOrder(TyperGroup):
-    """Lists the commands as they stand in COMMANDS; typer would put those with parts first."""
+class _Commands(Mapping[str, Any]):
+    """Word -> command, imported when it is asked for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=list(COMMANDS).index)
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, word: str) -> Any:
+        if word not in COMMANDS:
+            raise KeyError(word)
+        if word not in self._loaded:
+            self._loaded[word] = _load(word)
+        return self._loaded[word]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
-def build() -> typer.Typer:
-    """The application with every command whose file is there.
-
-    A command file holds one function named like the file (or with an underscore behind, where the plain name is a
-    Python word), or a `typer.Typer` called `app` when the command has parts.
-    """
-    app = typer.Typer(
-        name="convergeflow",
-        cls=_InOrder,
-        add_completion=False,
-        rich_markup_mode=None,  # plain text: the same help on a screen, in a pipe and in the documentation
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+def build() -> Any:
+    """The application; no command is imported yet."""
+    app = typer.Typer(name="convergeflow", **PLAIN)
     app.callback(invoke_without_command=True)(_root)
-    for word, module_name in COMMANDS.items():
-        path = f"convergeflow.cli.{module_name}"
-        if importlib.util.find_spec(path) is None:
-            continue
-        module = importlib.import_module(path)
-        parts = getattr(module, "app", None)
-        if isinstance(parts, typer.Typer):
-            app.add_typer(parts, name=word, help=_help(module))
-        else:
-            function = getattr(module, f"{word}_", None) or getattr(module, word)
-            app.command(word, help=_help(function))(function)
-    return app
+    group: Any = typer.main.get_group(app)
+    group.commands = _Commands()
+    return group
 
 
-def _help(documented: object) -> str:
-    """The docstring as help; what follows "Example" keeps its line breaks."""
+def _load(word: str) -> Any:
+    """The command of a file, which holds a function named like the command, or a `typer.Typer` called `app` with parts.
+
+    An underscore is behind the name where the plain name means something in Python.
+    """
+    module = importlib.import_module(
+        f"convergeflow.cli.{word}_" if keyword.iskeyword(word) else f"convergeflow.cli.{word}"
+    )
+    parts = getattr(module, "app", None)
+    around = typer.Typer(**PLAIN)
+    around.callback()(lambda: None)
+    if isinstance(parts, typer.Typer):
+        for part in parts.registered_commands:
+            for name, text in _help(part.callback).items():
+                setattr(part, name, text)
+        around.add_typer(parts, name=word, **_help(module))
+    else:
+        function = getattr(module, f"{word}_", None) or getattr(module, word)
+        around.command(word, **_help(function))(function)
+    return typer.main.get_group(around).commands[word]
+
+
+def _help(documented: object) -> dict[str, Any]:
+    """The docstring as help, and its first paragraph, which is one sentence, for lists of commands.
+
+    What follows "Example" keeps its line breaks. Without a `short_help` the library would cut the sentence at the first
+    full stop, or at the width of the screen.
+    """
     text = inspect.getdoc(documented) or ""
-    return re.sub(r"\n\n(?=Examples?\b)", "\n\n\b\n", text)
+    return {"help": re.sub(r"\n\n(?=Examples?\b)", "\n\n\b\n", text), "short_help": _one_line(text.split("\n\n")[0])}
 
 
 def _show_version(wanted: bool) -> None:
@@ -116,8 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in options if word != "--debug"] + words[len(options) :]
     # Loading problems are reported by our own one line; transformers would print a table first.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    application = build()
     try:
-        code = typer.main.get_command(build()).main(words, prog_name="convergeflow", standalone_mode=False)
+        code = application.main(words, prog_name="convergeflow", standalone_mode=False)
         if code == 130:  # how typer reports Ctrl-C
             return _fail("stopped", 130)
         return code if isinstance(code, int) else 0
@@ -130,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConvergeFlowError, OSError) as failure:
         if debug:
             traceback.print_exc()
-        return _fail(_describe_failure(failure), 2 if isinstance(failure, UserError) else 1)
+        message = _with_flags(_describe_failure(failure), _named(application, words))
+        return _fail(message, 2 if isinstance(failure, UserError) else 1)
     except Exception as failure:
         if debug:
             traceback.print_exc()
@@ -154,16 +181,33 @@ def _describe_failure(failure: BaseException) -> str:
     return _one_line(str(failure)) or type(failure).__name__
 
 
+def _named(application: Any, words: Sequence[str]) -> Any:
+    """The command, or the part of one, that the words of the command line name."""
+    command = application
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    return command
+
+
+def _with_flags(message: str, command: Any) -> str:
+    """The message with flags in place of settings: the rooms below write `base_temperature`, users --base-temperature.
+
+    A name in backticks that is no option of the command stays as it is.
+    """
+    flags = {flag.removeprefix("--").replace("-", "_"): flag for flag in _flags(command)}
+    return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), message)
+
+
 def _describe(mistake: typer.TyperException) -> str:
     """A usage error as one line: what is wrong, the nearest right word, where to read on."""
     context = getattr(mistake, "ctx", None)
     message = _one_line(mistake.format_message()).rstrip(".")
     option = getattr(mistake, "option_name", None)
     if option is not None and message.startswith("No such option"):
-        known = _options(context)
+        known = [] if context is None else _flags(context.command)
         message = f"unknown option {option}" + _nearest(option, known)
     elif found := re.match(r"No such command '([^']*)'", message):
-        known = list(context.command.commands) if context is not None else []
+        known = [] if context is None else list(context.command.commands)
         message = f"unknown command '{found[1]}'" + _nearest(found[1], known)
     elif found := re.search(r"'([^']*)' is not one of (.*)$", message):
         message = message.replace("Value error, ", "")
@@ -173,10 +217,9 @@ def _describe(mistake: typer.TyperException) -> str:
     return f"{message} (see {where} --help)"
 
 
-def _options(context: typer.Context | None) -> list[str]:
-    if context is None:
-        return []
-    return [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+def _flags(command: Any) -> list[str]:
+    """The long options of a command."""
+    return [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:

@@ -1,15 +1,17 @@
-"""The sampling options that generate, evaluate and sweep share, under the paper's names.
+"""The sampling options that generate, evaluate and sweep share, made from the controls that `Settings` declares.
 
 `takes_sampling_options` adds them to a command, which receives them as one `SamplingOptions` and turns them into
-`settings.Settings` once the model, and with it the schedule, is known.
+`Settings` once the model, and with it the schedule, is known.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import re
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,141 +19,102 @@ from typing import Annotated, Any
 import typer
 
 from convergeflow.errors import UserError
+from convergeflow.flow.guidance import Controls
+from convergeflow.sampling.settings import Freeze, Settings
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
-    from convergeflow.sampling.settings import Settings
     from convergeflow.systems.protocol import LanguageModel
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """What the user gave; None means not given."""
+class _Given:
+    """What the user gave, an attribute for each option; None means not given."""
 
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Named settings of the paper, rescaled to this model: see `convergeflow list presets`. [default: the "
-            "model's own, if it has one]"
-        ),
-    ] = None
-    nfe: Annotated[int | None, typer.Option(help="Network calls per sample, spent exactly. [default: 64]")] = None
-    refine: Annotated[int | None, typer.Option(help="K: self-conditioned refinements per step. [default: 1]")] = None
-    scg: Annotated[
-        float | None, typer.Option(help="w_scg: u + w (mu(c) - u); 1 is plain self-conditioning, 0 none. [default: 1]")
-    ] = None
-    ug: Annotated[float | None, typer.Option(help="w_ug: the noise-form step times 1 + w; 0 is none. [default: 0]")] = (
-        None
-    )
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Strength over time of all controls: A constant, B /(1+sqrt(sigma/alpha)), C /(1+sigma/alpha). "
-            "[default: A]"
-        ),
-    ] = None
-    refine_schedule: Annotated[str | None, typer.Option(help="The same for --refine alone.")] = None
-    scg_schedule: Annotated[str | None, typer.Option(help="The same for --scg alone.")] = None
-    ug_schedule: Annotated[str | None, typer.Option(help="The same for --ug alone.")] = None
-    self_condition: Annotated[
-        str | None,
-        typer.Option(
-            help="recursive (K + 1 calls a step), previous (last step's prediction, 1 call) or none (1 call)."
-        ),
-    ] = None
-    grid: Annotated[
-        str | None,
-        typer.Option(
-            help="midpoint, langflow, log-snr, closing, theorem, or a .npy file with times. [default: midpoint]"
-        ),
-    ] = None
-    solver: Annotated[
-        str | None,
-        typer.Option(
-            help="euler, euler-noise, multistep (second order), heun, or kernel (between calls the exact kernel is "
-            "followed, and on to the end). [default: euler]"
-        ),
-    ] = None
-    decode: Annotated[
-        str | None, typer.Option(help="Token rule: weight, prediction or distance. [default: weight]")
-    ] = None
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="Below 1 sharpens the weights at every call, w^(1/T): fewer errors, less variety. [default: 1]"
-        ),
-    ] = None
-    base_temperature: Annotated[
-        float | None, typer.Option(help="The same for f alone, f^(1/T), the kernel staying exact. [default: 1]")
-    ] = None
-    block: Annotated[
-        int | None,
-        typer.Option(help="Tokens that are denoised together, for a model of blocks. [default: the model's longest]"),
-    ] = None
-    freeze: Annotated[
-        bool, typer.Option("--freeze", help="Stop computing positions and sequences that have converged.")
-    ] = False
-    freeze_weight: Annotated[
-        float | None, typer.Option(help="A position is settled at this largest weight. [default: 0.9999]")
-    ] = None
-    freeze_patience: Annotated[
-        int | None, typer.Option(help="... held by one token at this many steps in a row. [default: 2]")
-    ] = None
-    freeze_change: Annotated[
-        float | None,
-        typer.Option(
-            help="Refinement ends at a step once no condition would move by this part of sqrt(width). [default: 0.003]"
-        ),
-    ] = None
+    if typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def settings(self, schedule: Schedule, default: str | None = None) -> Settings:
         """Checked settings for a model with this schedule and, if it has one, a preset of its own."""
-        from dataclasses import replace
+        from convergeflow.sampling.plan import preset_for
 
-        from convergeflow.flow.guidance import Controls
-        from convergeflow.sampling.settings import Freeze, Settings, preset_for
-
-        preset = self.preset or default
+        given = self.given()
+        preset = given.pop("preset", default)
         base = Settings() if preset is None else preset_for(preset, schedule, nfe=self.nfe)
-        controls = base.controls
-        if self.schedule is not None:
-            changes: dict[str, Any] = dict.fromkeys(
-                ("refine_schedule", "scg_schedule", "ug_schedule"), self.schedule.upper()
+        everywhere = given.pop("schedule", None)
+        if everywhere is not None:
+            given = (
+                dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
             )
-            controls = replace(controls, **changes)
-        named: dict[str, Any] = {
-            name: value.upper() if isinstance(value, str) else value
-            for name in (field.name for field in fields(Controls))
-            if (value := getattr(self, name)) is not None
-        }
-        controls = replace(controls, **named)
-        limits = {"weight": self.freeze_weight, "patience": self.freeze_patience, "change": self.freeze_change}
-        chosen: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-        if not self.freeze and chosen:
-            raise UserError(f"--freeze-{next(iter(chosen))} has no effect without --freeze")
-        freeze = Freeze(**chosen) if self.freeze else base.freeze
-        plain = {
-            name: value
-            for name in ("nfe", "self_condition", "solver", "decode", "temperature", "base_temperature", "block")
-            if (value := getattr(self, name)) is not None
-        }
-        grid = base.grid if self.grid is None else _grid(self.grid)
-        return replace(base, controls=controls, freeze=freeze, grid=grid, **plain)
+        controls = {f.name: given.pop(f.name) for f in fields(Controls) if f.name in given}
+        controls = {name: value.upper() if isinstance(value, str) else value for name, value in controls.items()}
+        limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
+        if limits and not self.freeze:
+            raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
+        if self.freeze:
+            given["freeze"] = Freeze(**limits)
+        if self.grid is not None:
+            given["grid"] = _grid(self.grid)
+        return replace(base, controls=replace(base.controls, **controls), **given)
 
     def given(self) -> dict[str, Any]:
         """The options the user set."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) not in (None, False)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _options() -> Iterator[tuple[str, Any, Any]]:
+    """Name, annotation for typer and default of every sampling option."""
+    named = "Named settings of the paper, rescaled to this model: see `convergeflow list presets`."
+    yield _option("preset", str, f"{named} [default: the model's own, if it has one]")
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    for control in fields(Settings):
+        if control.name == "controls":
+            over_time = "Strength over time of all controls: A constant, B /(1+sqrt(sigma/alpha)), C /(1+sigma/alpha)."
+            yield _option("schedule", str, f"{over_time} [default: A]")
+            yield from _declared(Controls)
+        elif control.name == "freeze":
+            switch = typer.Option("--freeze", help=typing.get_args(hints["freeze"])[1])
+            yield "freeze", Annotated[bool, switch], False
+            yield from _declared(Freeze, "freeze_")
+        else:
+            yield _from_field(control.name, hints[control.name], control.default)
+
+
+def _declared(settings: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    hints = typing.get_type_hints(settings, include_extras=True)
+    for control in fields(settings):
+        yield _from_field(prefix + control.name, hints[control.name], control.default)
+
+
+def _from_field(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
+    kind, words = typing.get_args(hint)
+    if default is not None:
+        words += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+    # Of several types the first is the one that can be typed: a name, a number.
+    return _option(name, (typing.get_args(kind) or (kind,))[0], words)
+
+
+def _option(name: str, kind: type[Any], words: str) -> tuple[str, Any, Any]:
+    return name, Annotated[kind | None, typer.Option(help=re.sub(r"`(\w+)`", r"--\1", words))], None
+
+
+if typing.TYPE_CHECKING:
+    SamplingOptions = _Given
+else:
+    SamplingOptions = make_dataclass(
+        "SamplingOptions", [(name, hint, default) for name, hint, default in _options()], bases=(_Given,), frozen=True
+    )
 
 
 def parse_knobs(pairs: list[str] | None) -> dict[str, Any]:
     """NAME=VALUE pairs; numbers and true/false become what they look like."""
-    import json
-
     found: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise UserError(f"--set needs name=value, not {pair!r}")
+            raise UserError(f"`set` needs name=value, not {pair!r}")
         try:
             found[name] = json.loads(text)
         except ValueError:
@@ -178,10 +141,9 @@ def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Replace the parameter `sampling: SamplingOptions` of a command by the options themselves."""
     own = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
-    shared = typing.get_type_hints(SamplingOptions, include_extras=True)
+    shared = fields(SamplingOptions)
     options = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name])
-        for f in fields(SamplingOptions)
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type) for f in shared
     ]
     kept = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
@@ -191,7 +153,7 @@ def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def command(**given: Any) -> Any:
-        picked = {f.name: given.pop(f.name) for f in fields(SamplingOptions)}
+        picked = {f.name: given.pop(f.name) for f in shared}
         return function(sampling=SamplingOptions(**picked), **given)
 
     command.__signature__ = own.replace(parameters=kept + options)  # type: ignore[attr-defined]

@@ -11,15 +11,13 @@ Markov model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from convergeflow.data.program import Compiler, Fact, Floats, Ints, Piece, Say, Tables
 
 END = 0
 """The id of the token that closes a story, in every vocabulary of this room."""
@@ -28,141 +26,15 @@ END = 0
 _UNSET, _ANY = -1, -2
 
 
-# --- the language in which a program is written ---
-
-
-@dataclass(frozen=True)
-class Fact:
-    """Something that is drawn once in a story, at its first mention, and holds until the story ends."""
-
-    name: str
-    words: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        assert len(self.words) == len(self.probabilities) == len(set(self.words)), self.name
-        assert abs(sum(self.probabilities) - 1) < 1e-12 and min(self.probabilities) > 0, self.name
-
-
-@dataclass(frozen=True, eq=False)
-class Say:
-    """One fixed word."""
-
-    word: str
-
-
-@dataclass(frozen=True, eq=False)
-class Mention:
-    """The word of a fact: drawn here if the story has not mentioned it yet, forced otherwise."""
-
-    fact: str
-
-
-@dataclass(frozen=True, eq=False)
-class Article:
-    """`the` before a fact that the story has mentioned already, `a` before a new one."""
-
-    fact: str
-    new: str = "a"
-    known: str = "the"
-
-
-@dataclass(frozen=True, eq=False)
-class Line:
-    """Pieces one after another."""
-
-    pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """One of several pieces, with probabilities that sum to one. An alternative may be empty (`Line(())`)."""
-
-    alternatives: tuple[tuple[float, Piece], ...]
-
-
-Piece = Say | Mention | Article | Line | Choice
-
-
-def line(template: str, slots: Mapping[str, Piece]) -> Line:
-    """The pieces of a line of words; `{name}` stands for the piece of that name."""
-    return Line(tuple(slots[word[1:-1]] if word.startswith("{") else Say(word) for word in template.split()))
-
-
-def lines(weighted: Mapping[str, float], slots: Mapping[str, Piece]) -> Piece:
-    """One of several lines. Common beginnings are written once, so that alternatives differ in their first
-    word."""
-    if len(weighted) == 1:
-        return line(next(iter(weighted)), slots)
-    branches: dict[str, dict[str, float]] = {}
-    for template, weight in weighted.items():
-        first, _, following = template.partition(" ")
-        branches.setdefault(first, {})[following] = weight
-    total = sum(weighted.values())
-    alternatives: list[tuple[float, Piece]] = []
-    for first, following_weights in branches.items():
-        share = sum(following_weights.values()) / total
-        alternatives.append((share, Line((line(first, slots), lines(following_weights, slots)))))
-    return Choice(tuple(alternatives))
-
-
-def one_of(**words: float) -> Choice:
-    """One word, with the given probabilities."""
-    return Choice(tuple((probability, Say(word)) for word, probability in words.items()))
-
-
-# --- compilation ---
-
-
-@dataclass(frozen=True)
-class _Option:
-    probability: float
-    emission: Say | Mention | Article
-    target: int
-    closes: bool = False  # the end token: the story is over and all facts are forgotten
-
-
-@dataclass
-class _Positions:
-    """The program as a graph of positions, before the facts that are fixed there are known."""
-
-    options: list[tuple[_Option, ...]] = field(default_factory=list)
-    _built: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, options: tuple[_Option, ...]) -> int:
-        self.options.append(options)
-        return len(self.options) - 1
-
-    def entry(self, piece: Piece, following: int) -> int:
-        """The position at which `piece` starts when `following` comes after it."""
-        key = (id(piece), following)
-        if key not in self._built:
-            self._built[key] = self._build(piece, following)
-        return self._built[key]
-
-    def _build(self, piece: Piece, following: int) -> int:
-        if isinstance(piece, Line):
-            for part in reversed(piece.pieces):
-                following = self.entry(part, following)
-            return following
-        if isinstance(piece, Choice):
-            total = sum(probability for probability, _ in piece.alternatives)
-            assert abs(total - 1) < 1e-9, f"the probabilities of a choice sum to {total}"
-            merged = [
-                replace(option, probability=probability * option.probability)
-                for probability, alternative in piece.alternatives
-                for option in self.options[self.entry(alternative, following)]
-            ]
-            return self.add(tuple(merged))
-        return self.add((_Option(1.0, piece, following),))
-
-
-class Grammar:
+class Grammar(Tables):
     """A program of stories over a list of facts, compiled to tables.
 
     `vocabulary[0]` is the end token. `terminators` are the words that close a sentence; a sentence start is a counter
     that follows one (or an end token) and can go on with a word.
     """
+
+    start = 0
+    """The counter at which a story starts."""
 
     def __init__(
         self,
@@ -173,186 +45,7 @@ class Grammar:
         terminators: Sequence[str] = (".",),
         extra_words: Sequence[str] = (),
     ) -> None:
-        self.facts = tuple(facts)
-        self._fact_index = {fact.name: index for index, fact in enumerate(self.facts)}
-        graph = _Positions()
-        # The closing position is made first; its target, the story start, is known only when all is built.
-        self._start = graph.entry(program, graph.add((_Option(1.0, Say(end), -1, closes=True),)))
-        self._options = [
-            tuple(replace(option, target=self._start) if option.closes else option for option in options)
-            for options in graph.options
-        ]
-        self.vocabulary = self._collect_words(end, extra_words)
-        self.word_id = {word: index for index, word in enumerate(self.vocabulary)}
-        self.terminators = frozenset(self.word_id[word] for word in terminators if word in self.word_id)
-        self._live = self._liveness()
-        self._compile()
-
-    # --- compiling ---
-
-    def _reachable_positions(self) -> list[int]:
-        seen, queue = {self._start}, [self._start]
-        for position in queue:
-            for option in self._options[position]:
-                if option.target not in seen:
-                    seen.add(option.target)
-                    queue.append(option.target)
-        return queue
-
-    def _collect_words(self, end: str, extra: Sequence[str]) -> list[str]:
-        words: dict[str, None] = {end: None}
-        for position in self._reachable_positions():
-            for option in self._options[position]:
-                words.update(dict.fromkeys(self._possible_words(option.emission)))
-        words.update(dict.fromkeys(extra))
-        return [end, *sorted(word for word in words if word != end)]
-
-    def _possible_words(self, emission: Say | Mention | Article) -> tuple[str, ...]:
-        if isinstance(emission, Say):
-            return (emission.word,)
-        if isinstance(emission, Article):
-            return (emission.new, emission.known)
-        return self.facts[self._fact_index[emission.fact]].words
-
-    def _liveness(self) -> list[frozenset[str]]:
-        """Facts that may still be mentioned in this story; the others need not be remembered."""
-        live: list[frozenset[str]] = [frozenset() for _ in self._options]
-        changed = True
-        while changed:
-            changed = False
-            for position in reversed(self._reachable_positions()):
-                used: set[str] = set()
-                for option in self._options[position]:
-                    used |= frozenset() if option.closes else live[option.target]
-                    if not isinstance(option.emission, Say):
-                        used.add(option.emission.fact)
-                if used != live[position]:
-                    live[position], changed = frozenset(used), True
-        return live
-
-    def _compile(self) -> None:
-        num_words, num_facts = len(self.vocabulary), len(self.facts)
-        start = (self._start, frozenset[str]())
-        starts = [start]
-        for position in self._reachable_positions():
-            for option in self._options[position]:
-                ends_sentence = any(
-                    self.word_id[word] in self.terminators for word in self._possible_words(option.emission)
-                )
-                goes_on = not all(after.closes for after in self._options[option.target])
-                candidate = (option.target, frozenset[str]())
-                if ends_sentence and goes_on and candidate not in starts:
-                    starts.append(candidate)
-
-        index: dict[tuple[int, frozenset[str]], int] = {}
-        queue: list[tuple[int, frozenset[str]]] = []
-
-        def number(counter: tuple[int, frozenset[str]]) -> int:
-            if counter not in index:
-                index[counter] = len(queue)
-                queue.append(counter)
-            return index[counter]
-
-        number(start)
-        arcs: list[tuple[int, int, float, int, int, int, bool]] = []
-        branches: list[tuple[int, float, int, int, int]] = []
-        remaining = [counter for counter in starts if counter != start]
-        done = 0
-        self.num_clean_counters = 0
-        while done < len(queue) or remaining:
-            if done == len(queue):
-                # Everything the clean law can reach has been numbered; now the places only a jump can reach.
-                self.num_clean_counters = self.num_clean_counters or done
-                number(remaining.pop(0))
-                continue
-            position, fixed = queue[done]
-            for option_number, option in enumerate(self._options[position]):
-                emission, probability = option.emission, option.probability
-                after = frozenset(fixed)
-                if isinstance(emission, Mention):
-                    after |= {emission.fact}
-                after &= frozenset() if option.closes else self._live[option.target]
-                target = number((option.target, after))
-                if isinstance(emission, Mention):
-                    fact_index = self._fact_index[emission.fact]
-                    fact = self.facts[fact_index]
-                    known = emission.fact in fixed
-                    for value, word in enumerate(fact.words):
-                        share = 1.0 if known else fact.probabilities[value]
-                        word_id = self.word_id[word]
-                        arcs.append((done, word_id, probability * share, target, fact_index, value, known))
-                        if not known:
-                            branches.append((done, probability * share, word_id, -1, option_number))
-                    if known:
-                        branches.append((done, probability, -1, fact_index, option_number))
-                else:
-                    if isinstance(emission, Article):
-                        word = emission.known if emission.fact in fixed else emission.new
-                    else:
-                        word = emission.word
-                    arcs.append((done, self.word_id[word], probability, target, -1, -1, False))
-                    branches.append((done, probability, self.word_id[word], -1, option_number))
-            done += 1
-        self.num_clean_counters = self.num_clean_counters or len(queue)
-
-        num_counters = len(queue)
-        shape = (num_counters, num_words)
-        self.start = 0
-        self.starts = np.array([index[counter] for counter in starts], dtype=np.int64)
-        self.position = np.array([position for position, _ in queue], dtype=np.int64)
-        self.arc_probability = np.zeros(shape)
-        self.arc_target = np.full(shape, -1, dtype=np.int64)
-        self.arc_fact = np.full(shape, -1, dtype=np.int64)
-        self.arc_value = np.full(shape, -1, dtype=np.int64)
-        self.arc_checks = np.zeros(shape, dtype=bool)
-        for counter, word_id, share, target, fact_index, value, known in arcs:
-            if self.arc_target[counter, word_id] >= 0:
-                raise ValueError(
-                    f"two alternatives start with {self.vocabulary[word_id]!r}; they must differ in their first word"
-                )
-            self.arc_probability[counter, word_id] = share
-            self.arc_target[counter, word_id] = target
-            self.arc_fact[counter, word_id] = fact_index
-            self.arc_value[counter, word_id] = value
-            self.arc_checks[counter, word_id] = known
-        # remembers[c, f]: fact f is fixed at counter c, so its value belongs to the state there.
-        self.remembers = np.zeros((num_counters, num_facts), dtype=bool)
-        for counter, (_, fixed) in enumerate(queue):
-            for name in fixed:
-                self.remembers[counter, self._fact_index[name]] = True
-        widest = max((len(fact.words) for fact in self.facts), default=1)
-        self._fact_words = np.full((max(num_facts, 1), widest), -1, dtype=np.int64)
-        for fact_index, fact in enumerate(self.facts):
-            self._fact_words[fact_index, : len(fact.words)] = [self.word_id[word] for word in fact.words]
-
-        self._branch_counter = np.array([branch[0] for branch in branches], dtype=np.int64)
-        self._branch_probability = np.array([branch[1] for branch in branches])
-        self._branch_word = np.array([branch[2] for branch in branches], dtype=np.int64)
-        self._branch_fact = np.array([branch[3] for branch in branches], dtype=np.int64)
-        self._branch_option = np.array([branch[4] for branch in branches], dtype=np.int64)
-        # One ascending array for all counters: counter number + cumulated probability inside the counter.
-        first = np.searchsorted(self._branch_counter, np.arange(num_counters))
-        last = np.searchsorted(self._branch_counter, np.arange(num_counters), side="right") - 1
-        cumulated = np.cumsum(self._branch_probability)
-        before = np.where(first > 0, cumulated[first - 1], 0.0)
-        inside = cumulated - before[self._branch_counter]
-        inside[last] = 1.0
-        self._branch_edges = self._branch_counter + inside
-        self._branch_last = last
-
-        self.choice_entropy = np.zeros(num_counters)
-        np.add.at(
-            self.choice_entropy, self._branch_counter, -self._branch_probability * np.log(self._branch_probability)
-        )
-        # step[c, c']: probability of going from counter c to counter c' in the clean law.
-        self._edge_from = self._branch_counter
-        self._edge_to = np.array(
-            [
-                self.arc_target[c, w] if w >= 0 else self.arc_target[c, self._fact_words[f, 0]]
-                for c, w, f in zip(self._branch_counter, self._branch_word, self._branch_fact, strict=True)
-            ],
-            dtype=np.int64,
-        )
+        super().__init__(**Compiler(program, facts, end, terminators, extra_words).tables())
 
     # --- walking ---
 
@@ -482,9 +175,9 @@ class Grammar:
         entropies = np.empty(length)
         for t in range(length):
             entropies[t] = occupied @ self.choice_entropy
-            flow = occupied[self._edge_from] * self._branch_probability
+            flow = occupied[self._branch_counter] * self._branch_probability
             occupied = np.zeros(self.num_counters)
-            np.add.at(occupied, self._edge_to, flow)
+            np.add.at(occupied, self._branch_target, flow)
         return entropies
 
     def block_entropy(self, length: int) -> float:
@@ -496,8 +189,8 @@ class Grammar:
         """Expected visits of each counter in one story."""
         num = self.num_clean_counters
         step = np.zeros((num, num))
-        inside = (self._edge_from < num) & (self._branch_word != END)
-        np.add.at(step, (self._edge_from[inside], self._edge_to[inside]), self._branch_probability[inside])
+        inside = (self._branch_counter < num) & (self._branch_word != END)
+        np.add.at(step, (self._branch_counter[inside], self._branch_target[inside]), self._branch_probability[inside])
         begin = np.zeros(num)
         begin[self.start] = 1.0
         visits = np.zeros(self.num_counters)

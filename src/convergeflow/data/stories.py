@@ -16,20 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from convergeflow.data.automaton import (
-    Article,
-    Choice,
-    Fact,
-    Floats,
-    Grammar,
-    Ints,
-    Line,
-    Mention,
-    Piece,
-    Say,
-    lines,
-    one_of,
-)
+from convergeflow.data.automaton import Grammar
+from convergeflow.data.program import Article, Choice, Fact, Floats, Ints, Line, Mention, Piece, Say, lines, one_of
 from convergeflow.errors import UserError
 
 END_TOKEN = "<end>"

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convergeflow.data.corpus import Corpus
-from convergeflow.data.fetch import cache_dir
 from convergeflow.data.stories import StoriesLaw, stories_law
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import cache_folder
 from convergeflow.randomness import derive_seed
 
 STATISTICS_BLOCKS = 4096
@@ -135,7 +135,7 @@ def _fits(entry: Corpus, corpus: str | None, tokenizer: str | None) -> bool:
 def prepared_corpora() -> list[Corpus]:
     """Every whole corpus in the cache folder."""
     found = []
-    for manifest in sorted((cache_dir() / "corpora").glob("*/manifest.json")):
+    for manifest in sorted((cache_folder() / "corpora").glob("*/manifest.json")):
         with contextlib.suppress(ConvergeFlowError):
             found.append(Corpus.open(manifest.parent))
     return found

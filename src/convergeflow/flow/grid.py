@@ -6,12 +6,13 @@ is the midpoint grid t_i = (i + 0.5)/N (Sec. 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
+from convergeflow.flow import GRIDS
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
 
@@ -30,12 +31,12 @@ def training_times(batch: int, *, seed: int, cutoff: float = TRAINING_CUTOFF) ->
     return cutoff + (1 - 2 * cutoff) * (stratum + jitter) / batch
 
 
-def midpoint_grid(num_steps: int) -> Tensor:
+def midpoint_grid(num_steps: int, schedule: Schedule | None = None) -> Tensor:
     """t_i = (i + 0.5)/N."""
     return (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
 
 
-def langflow_grid(num_steps: int, cutoff: float = 1e-5) -> Tensor:
+def langflow_grid(num_steps: int, schedule: Schedule | None = None, cutoff: float = 1e-5) -> Tensor:
     """N evenly spaced times from cutoff to 1 - cutoff: its first and last intervals are huge jumps in log-SNR."""
     if num_steps == 1:
         return torch.tensor([cutoff], dtype=torch.float64)
@@ -93,7 +94,7 @@ def theorem_ratio(grid: Tensor) -> float:
     return float((grid.diff() / (1.0 - grid[1:]) ** 3).max())
 
 
-def check_grid(grid: Tensor) -> Tensor:
+def check_grid(grid: Tensor | Sequence[float]) -> Tensor:
     """A user's grid, refused unless it is a finite, strictly increasing vector in [0, 1]."""
     grid = torch.as_tensor(grid, dtype=torch.float64)
     if grid.dim() != 1 or len(grid) == 0:
@@ -109,25 +110,13 @@ THEOREM_DELTA = 0.5
 """The delta of the grid named `theorem`; smaller values need more steps to get as close to the data."""
 
 
-def _theorem_points(num_steps: int, schedule: Schedule) -> Tensor:
-    # t_0 = 0 is left out: the network is not called at infinite noise.
+def theorem_points(num_steps: int, schedule: Schedule | None = None) -> Tensor:
+    """The theorem's grid without t_0 = 0: the network is not called at infinite noise."""
     return theorem_grid(num_steps, THEOREM_DELTA)[1:]
-
-
-_GRIDS: dict[str, Callable[[int, Schedule], Tensor]] = {
-    "midpoint": lambda num_steps, schedule: midpoint_grid(num_steps),
-    "langflow": lambda num_steps, schedule: langflow_grid(num_steps),
-    "log-snr": log_snr_grid,
-    "closing": closing_grid,
-    "theorem": _theorem_points,
-}
-GRID_NAMES = tuple(_GRIDS)
 
 
 def grid_by_name(name: str, num_steps: int, schedule: Schedule) -> Tensor:
     """The named grid with N points."""
-    if name not in _GRIDS:
-        raise unknown_name("grid", name, _GRIDS)
     if num_steps < 1:
         raise UserError(f"a grid needs at least one step, not {num_steps}")
-    return _GRIDS[name](num_steps, schedule)
+    return GRIDS[name](num_steps, schedule)

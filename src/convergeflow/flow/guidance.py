@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated
 
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.flow.schedule import Coefficients, Schedule
+
+if TYPE_CHECKING:  # naming the controls must not load torch
+    from torch import Tensor
+
+    from convergeflow.flow.schedule import Coefficients, Schedule
 
 CONFIGURATIONS = ("A", "B", "C")
 
@@ -28,7 +30,7 @@ def adaptive_factor(configuration: str, at: Coefficients) -> Tensor:
     """The factor in (0, 1] by which a nominal strength is multiplied at this noise level."""
     noise_to_signal = at.sigma / at.alpha
     if configuration == "A":
-        return torch.ones_like(noise_to_signal)
+        return noise_to_signal.new_ones(noise_to_signal.shape)
     if configuration == "B":
         return 1.0 / (1.0 + noise_to_signal.sqrt())
     if configuration == "C":
@@ -38,21 +40,21 @@ def adaptive_factor(configuration: str, at: Coefficients) -> Tensor:
 
 @dataclass(frozen=True)
 class Controls:
-    """Nominal strengths of the three controls and the configuration that adapts each."""
+    """Nominal strengths of the three controls and the configuration that adapts each; an annotation explains each."""
 
-    refine: int = 1
-    scg: float = 1.0
-    ug: float = 0.0
-    refine_schedule: str = "A"
-    scg_schedule: str = "A"
-    ug_schedule: str = "A"
+    refine: Annotated[int, "K: self-conditioned refinements per step."] = 1
+    scg: Annotated[float, "w_scg: u + w (mu(c) - u); 1 is plain self-conditioning, 0 is none."] = 1.0
+    ug: Annotated[float, "w_ug: the noise-form step times 1 + w; 0 is none."] = 0.0
+    refine_schedule: Annotated[str, "Strength over time of `refine` alone: A, B or C."] = "A"
+    scg_schedule: Annotated[str, "Strength over time of `scg` alone: A, B or C."] = "A"
+    ug_schedule: Annotated[str, "Strength over time of `ug` alone: A, B or C."] = "A"
 
     def __post_init__(self) -> None:
         if self.refine < 0:
-            raise UserError(f"--refine must be 0 or more, not {self.refine}")
-        for option, value in (("--scg", self.scg), ("--ug", self.ug)):
+            raise UserError(f"`refine` must be 0 or more, not {self.refine}")
+        for name, value in (("scg", self.scg), ("ug", self.ug)):
             if not math.isfinite(value) or value < 0:
-                raise UserError(f"{option} must be a finite number, 0 or more, not {value}")
+                raise UserError(f"`{name}` must be a finite number, 0 or more, not {value}")
         for configuration in (self.refine_schedule, self.scg_schedule, self.ug_schedule):
             if configuration not in CONFIGURATIONS:
                 raise unknown_name("guidance schedule", configuration, CONFIGURATIONS)
@@ -81,6 +83,8 @@ def rescaled(controls: Controls, reference: Schedule, schedule: Schedule, *, end
     Nominal strengths of B and C do not carry over between widths: the factor at the last point depends on sigma/alpha
     there. Each nominal value is multiplied by the ratio of the two factors.
     """
+    import torch
+
     t = torch.tensor(end, dtype=torch.float64)
     there, here = reference(t), schedule(t)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
 from convergeflow.flow.path import noise_from_data, spread
 from convergeflow.flow.schedule import Coefficients, Schedule
 
@@ -144,21 +144,9 @@ class Solver:
         return step_guided(x, 0.5 * (mu + mu_then), now, then, w_ug)
 
 
-_SOLVERS = {
-    solver.name: solver
-    for solver in (
-        Solver("euler", form="data"),
-        Solver("euler-noise", form="noise"),
-        Solver("multistep", form="data", multistep=True),
-        Solver("heun", form="data", corrector=True),
-        Solver("kernel", form="data", kernel=True),
-    )
-}
-SOLVER_NAMES = tuple(_SOLVERS)
-
-
-def solver_by_name(name: str) -> Solver:
-    """euler, euler-noise, multistep (DPM-Solver++ 2M), heun or kernel."""
-    if name not in _SOLVERS:
-        raise unknown_name("solver", name, _SOLVERS)
-    return _SOLVERS[name]
+EULER = Solver("euler", form="data")
+EULER_NOISE = Solver("euler-noise", form="noise")
+MULTISTEP = Solver("multistep", form="data", multistep=True)
+"""DPM-Solver++ (2M)."""
+HEUN = Solver("heun", form="data", corrector=True)
+KERNEL = Solver("kernel", form="data", kernel=True)

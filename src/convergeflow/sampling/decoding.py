@@ -25,8 +25,7 @@ from convergeflow.flow.schedule import Coefficients
 from convergeflow.flow.solver import step_data
 from convergeflow.model.fused import Weighted, nearest
 from convergeflow.model.head import no_weights
-
-RULES = ("weight", "prediction", "distance")
+from convergeflow.sampling.settings import RULES
 
 
 @dataclass(frozen=True)

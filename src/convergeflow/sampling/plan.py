@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from convergeflow.flow.budget import Allocation
-from convergeflow.flow.schedule import Coefficients, Schedule
+import torch
+
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow import SOLVERS
+from convergeflow.flow.budget import Allocation, allocate
+from convergeflow.flow.guidance import Controls, effective_strengths, rescaled
+from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule
 from convergeflow.flow.solver import Solver
+from convergeflow.sampling.settings import PRESETS, Settings
+
+PAPER_SCHEDULE = Gumbel(4.9563, 0.9637)
+"""The schedule of the checkpoint behind the paper's tables, to which its nominal strengths refer."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +92,47 @@ class Plan:
             "effective_scg": [round(w, 4) for w in self.w_scg],
             "effective_ug": [round(w, 4) for w in self.w_ug],
         }
+
+    def in_words(self, settings: Settings) -> str:
+        """Steps, refinements and strengths of settings under this plan, on one line."""
+        controls, refinements = settings.controls, self.allocation.refinements
+        parts = [f"{len(self)} steps x (K_i + 1), K_i {min(refinements)} to {max(refinements)}"]
+        if controls.conditions and settings.self_condition == "recursive":
+            parts.append(f"w_scg {controls.scg:.4g} nominal, {min(self.w_scg):.2f} to {max(self.w_scg):.2f} effective")
+        if controls.ug:
+            parts.append(f"w_ug {controls.ug:.4g} nominal, {min(self.w_ug):.3f} to {max(self.w_ug):.3f} effective")
+        if settings.solver != "euler":
+            parts.append(f"solver {settings.solver}")
+        for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
+            if value != 1:
+                parts.append(f"{name} {value:g}")
+        return "; ".join(parts)
+
+
+def plan(settings: Settings, schedule: Schedule) -> Plan:
+    """Grid, coefficients, refinements and effective strengths for a schedule."""
+    solver = SOLVERS[settings.solver]
+    recursive = settings.self_condition == "recursive"
+    controls = settings.controls if recursive else replace(settings.controls, refine=0)
+    grid = settings.grid if isinstance(settings.grid, str) else torch.tensor(settings.grid, dtype=torch.float64)
+    allocation = allocate(settings.nfe, controls, schedule, grid=grid, corrector=solver.corrector)
+    points = schedule(allocation.grid)
+    w_scg, w_ug = effective_strengths(controls, points)
+    if solver.kernel and not bool(torch.isfinite(points.gamma).all()):
+        raise UserError("`solver` kernel needs a grid inside (0, 1): at its ends the kernel is none, or infinite")
+    divides_by_alpha = solver.form == "noise" or float(w_ug.max()) > 0
+    if divides_by_alpha and not bool((points.alpha > 0).all()):
+        raise UserError("unconditional guidance and the noise form need alpha > 0: start the grid after t = 0")
+    feeds_back = settings.self_condition == "previous"
+    return Plan(schedule, allocation, points, w_scg.tolist(), w_ug.tolist(), solver, feeds_back)
+
+
+def preset_for(name: str, schedule: Schedule, *, nfe: int | None = None) -> Settings:
+    """A preset whose effective strengths at its last grid point equal the paper's, whatever the model's schedule."""
+    if name not in PRESETS:
+        raise unknown_name("sampling preset", name, PRESETS)
+    preset = PRESETS[name] if nfe is None else replace(PRESETS[name], nfe=nfe)
+    if preset.controls == Controls():
+        return preset
+    last = float(allocate(PRESETS[name].nfe, preset.controls, PAPER_SCHEDULE).grid[-1])
+    return replace(preset, controls=rescaled(preset.controls, PAPER_SCHEDULE, schedule, end=last))

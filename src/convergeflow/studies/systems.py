@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.sampling.settings import Settings, preset_for
+from convergeflow.sampling.plan import preset_for
+from convergeflow.sampling.settings import Settings
 from convergeflow.systems import METHODS, OURS, rivals
 from convergeflow.training.config import RunConfig, StageConfig, from_dict
 

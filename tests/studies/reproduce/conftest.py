@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from convergeflow.sampling.settings import PAPER_SCHEDULE, Settings
+from convergeflow.sampling.plan import PAPER_SCHEDULE
+from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import bench as bench_room
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench

@@ -10,7 +10,8 @@ import pytest
 from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, effective_strengths
 from convergeflow.flow.schedule import gumbel_for_width
-from convergeflow.sampling.settings import PAPER_SCHEDULE, Settings
+from convergeflow.sampling.plan import PAPER_SCHEDULE
+from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench, carried_over
 from convergeflow.studies.reproduce.scale import ExperimentScale

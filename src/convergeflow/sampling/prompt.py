@@ -1,0 +1,45 @@
+"""Known text for samples, a prompt or a text with gaps, as tokens that the sampler holds fixed."""
+
+from __future__ import annotations
+
+import torch
+
+from convergeflow.data.tokenizer import Tokenizer
+from convergeflow.errors import UserError
+from convergeflow.sampling.wrappers import Clamp
+
+GAP = "___"
+
+
+def known_text(tokenizer: Tokenizer | None, prompt: str | None, infill: str | None, gap: int) -> Clamp | None:
+    """The tokens of a prompt, or of a text in which every GAP stands for `gap` unknown tokens; None without either."""
+    if prompt is None and infill is None:
+        return None
+    if prompt is not None and infill is not None:
+        raise UserError("give `prompt` or `infill`, not both")
+    if tokenizer is None:
+        raise UserError("`prompt` and `infill` need a tokenizer, and this checkpoint has none")
+    if gap < 1:
+        raise UserError(f"`gap` must be at least 1, not {gap}")
+    if infill is not None and GAP not in infill:
+        raise UserError(f"`infill` has no gap: write {GAP} where text is to be filled in")
+    tokens: list[int] = []
+    known: list[bool] = []
+    for number, piece in enumerate([prompt or ""] if infill is None else infill.split(GAP)):
+        if number:
+            tokens += [0] * gap
+            known += [False] * gap
+        found = tokenizer.encode(piece.strip() if tokenizer.kind == "word" else piece)
+        tokens += found
+        known += [True] * len(found)
+    if not any(known):
+        raise UserError("the prompt has no tokens")
+    return Clamp(torch.tensor(tokens), torch.tensor(known))
+
+
+def followed_by_unknown(clamp: Clamp, length: int) -> Clamp:
+    """The same, with unknown tokens behind the text up to `length`."""
+    missing = length - len(clamp.tokens)
+    if missing < 0:
+        raise UserError(f"the known text has {len(clamp.tokens)} tokens, more than `length` {length}")
+    return Clamp(*(torch.cat([part, part.new_zeros(missing)]) for part in (clamp.tokens, clamp.known)))
