@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from convergeflow.errors import UserError
-from convergeflow.evaluation.frontier import Frontier, Point, interpolate, undominated
-from convergeflow.evaluation.record import render, write_record
-from convergeflow.evaluation.report import frontier_figure, frontier_page, save_figure
+from convergeflow.evaluation.frontier import Frontier, FrontierPoint, interpolate, undominated
+from convergeflow.files import write_json
+from convergeflow.results.pages import frontier_page, write_frontier
+from convergeflow.results.record import frontier_of, render
 
 
 def record(
@@ -48,8 +49,8 @@ def record(
     }
 
 
-def points(*pairs: tuple[float, float], **options: Any) -> list[Point]:
-    return [Point.from_record(i, record(h, y, seed=i, **options)) for i, (h, y) in enumerate(pairs)]
+def points(*pairs: tuple[float, float], **options: Any) -> list[FrontierPoint]:
+    return [FrontierPoint.from_record(i, record(h, y, seed=i, **options)) for i, (h, y) in enumerate(pairs)]
 
 
 def test_log_perplexity_is_linear_between_the_neighbours() -> None:
@@ -93,7 +94,7 @@ def test_bootstrap_error_is_the_propagated_one() -> None:
     # two points of other seeds with slope zero: se of the mean of two independent values
     spread, num = 0.2, 400
     near = [
-        Point.from_record(i, record(h, 2.0, spread=spread, num=num, seed=i, first_seed=1000 * i))
+        FrontierPoint.from_record(i, record(h, 2.0, spread=spread, num=num, seed=i, first_seed=1000 * i))
         for i, h in enumerate((3.0, 3.6))
     ]
     found = interpolate(near, 3.3, bootstraps=2000)
@@ -101,7 +102,7 @@ def test_bootstrap_error_is_the_propagated_one() -> None:
     assert found.se / found.gen_ppl == pytest.approx(spread / num**0.5 / 2**0.5, rel=0.1)
     # a slope s carries the entropies' errors and the data's own: s^2 (se_H^2/2 + se_data^2) more
     steep = [
-        Point.from_record(i, record(h, y, spread=spread, num=num, seed=i, first_seed=1000 * i))
+        FrontierPoint.from_record(i, record(h, y, spread=spread, num=num, seed=i, first_seed=1000 * i))
         for i, (h, y) in enumerate(((3.0, 1.4), (3.6, 2.6)))
     ]
     found = interpolate(steep, 3.3, entropy_se=0.01, bootstraps=2000)
@@ -113,7 +114,7 @@ def test_bootstrap_error_is_the_propagated_one() -> None:
 def test_points_of_the_same_seeds_are_resampled_together() -> None:
     # the same noise in both points: averaging does not help, and treating them as independent would claim it does
     spread, num = 0.2, 400
-    same = [Point.from_record(h, record(h, 2.0, spread=spread, num=num, seed=7)) for h in (3.0, 3.6)]
+    same = [FrontierPoint.from_record(h, record(h, 2.0, spread=spread, num=num, seed=7)) for h in (3.0, 3.6)]
     found = interpolate(same, 3.3, bootstraps=2000)
     assert found.se is not None and found.gen_ppl is not None
     assert found.se / found.gen_ppl == pytest.approx(spread / num**0.5, rel=0.1)
@@ -125,7 +126,7 @@ def frontier() -> Frontier:
         "schedule A": [(w, record(3.5 - 0.1 * w, 2.4 - 0.2 * w, spread=0.1, seed=w), str(w)) for w in (1, 2, 3)],
         "schedule C": [(w, record(3.5 - 0.05 * w, 2.0 - 0.2 * w, spread=0.1, seed=w), None) for w in (1, 2)],
     }
-    return Frontier.from_records("model: scg at NFE 64", "scg", curves, command="convergeflow sweep")
+    return frontier_of("model: scg at NFE 64", "scg", curves, command="convergeflow sweep")
 
 
 def test_frontier_files(frontier: Frontier, tmp_path: Path) -> None:
@@ -133,15 +134,18 @@ def test_frontier_files(frontier: Frontier, tmp_path: Path) -> None:
     described = frontier.describe()
     assert described["curves"][0]["at_data_entropy"]["gen_ppl"] == pytest.approx(math.exp(2.0))
     assert described["curves"][1]["at_data_entropy"]["gen_ppl"] is None
-    write_record(tmp_path / "frontier.json", described)
+    write_json(tmp_path / "frontier.json", described)
     text = render(json.loads((tmp_path / "frontier.json").read_text()))
     assert "at the data's entropy 3.300" in text and "stays above" in text
-    frontier.write_csv(tmp_path / "frontier.csv")
+    write_frontier(frontier, tmp_path, "frontier")
     rows = list(csv.DictReader((tmp_path / "frontier.csv").open()))
     assert len(rows) == 6 and rows[0]["scg"] == "1" and rows[-1]["curve"] == "real text"
     assert float(rows[-1]["entropy"]) == 3.3
-    paths = save_figure(frontier_figure(frontier), tmp_path, "frontier")
-    assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size > 5000 for path in paths)
+    drawn = [tmp_path / "frontier.png", tmp_path / "frontier.svg"]
+    assert all(path.stat().st_size > 5000 for path in drawn)
+    before = [path.read_bytes() for path in drawn]
+    write_frontier(frontier, tmp_path, "frontier")
+    assert before == [path.read_bytes() for path in drawn], "the same figure gives the same file"
 
 
 def test_page_stands_alone_and_says_everything(frontier: Frontier) -> None:
@@ -155,6 +159,6 @@ def test_page_stands_alone_and_says_everything(frontier: Frontier) -> None:
 def test_records_of_different_things_make_no_frontier() -> None:
     one, other = record(3.0, 2.0), {**record(3.2, 2.0), "protocol": "duo-2026"}
     with pytest.raises(UserError, match="cannot be compared"):
-        Frontier.from_records("t", "scg", {"a": [(1, one, None), (2, other, None)]})
+        frontier_of("t", "scg", {"a": [(1, one, None), (2, other, None)]})
     with pytest.raises(UserError, match="at least one point"):
-        Frontier.from_records("t", "scg", {})
+        frontier_of("t", "scg", {})

@@ -112,7 +112,7 @@ def test_reference_blocks_of_a_corpus_are_disjoint_and_fit(corpus: Corpus) -> No
     assert again.real is not None and (reference.real == again.real).all()
     both = Counter(map(bytes, np.concatenate([reference.real, reference.statistics])))
     assert both == Counter(map(bytes, np.asarray(corpus.heldout[:, :24], dtype=np.int64)))
-    with pytest.raises(UserError, match="--length 33"):
+    with pytest.raises(UserError, match="`length` 33"):
         corpus_reference(corpus, 5, 33)
 
 

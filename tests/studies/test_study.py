@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from convergeflow.errors import UserError
-from convergeflow.studies.study import Result, training_seconds
+from convergeflow.evaluation.assess import assessor_for
+from convergeflow.evaluation.protocol import PROTOCOLS
+from convergeflow.evaluation.reference import corpus_reference
+from convergeflow.results.draw import Measurer
+from convergeflow.results.store import Store
+from convergeflow.studies.study import Study, SystemResult, training_seconds
 from convergeflow.studies.systems import (
     CONTROLLED,
     OURS,
@@ -23,8 +28,9 @@ from convergeflow.studies.systems import (
     run_config,
     systems_named,
 )
-from convergeflow.studies.table import markdown, objective_alone, verdict
+from convergeflow.studies.table import markdown, objective_alone, verdict, write_comparison
 from convergeflow.systems import METHODS
+from convergeflow.training.build import open_corpus
 from convergeflow.training.config import resolve
 
 
@@ -96,15 +102,15 @@ def test_verdict_is_the_ratio_to_the_best_other_and_to_ar() -> None:
 
 
 def test_the_objective_is_judged_noise_by_noise() -> None:
-    def result(system: str, shift: float) -> Result:
+    def result(system: str, shift: float) -> SystemResult:
         noise = np.random.default_rng(0).normal(size=50)  # common to both: it cancels
         points = []
         for k in range(2):
             each = {"nll": (64 * (2 + noise + k + shift)).tolist(), "tokens": [64] * 50}
             points.append((f"s{k}", {"per_sample": each, "entropy": 3.0}, ""))
-        return Result(system, 8, points, {})
+        return SystemResult(system, 8, points, {})
 
-    found = objective_alone([result(CONTROLLED, 0.0), result(OURS, -0.25), Result("ar", 16, [], {})])
+    found = objective_alone([result(CONTROLLED, 0.0), result(OURS, -0.25), SystemResult("ar", 16, [], {})])
     assert [row["setting"] for row in found] == ["s0", "s1", None]
     for row in found:
         assert row["value"] == pytest.approx(math.exp(-0.25)) and row["se"] == pytest.approx(0.0, abs=1e-9)
@@ -114,20 +120,23 @@ def test_the_objective_is_judged_noise_by_noise() -> None:
 
 @pytest.mark.slow
 def test_a_small_comparison_is_complete_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convergeflow.cli.compare import _run, _study
-
     monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path / "cache"))
     changes = ["stages.ce.steps=3", "stages.ce.warmup=0", "stages.mse.steps=2", "batch=4", "corpus.length=16"]
     base = resolve("test", [*changes, "corpus.blocks=64", "corpus.heldout_blocks=32", "evaluate_blocks=4"])
     systems = ["ar", "mdlm", CONTROLLED, OURS]
 
-    def study() -> Any:
-        return _study(base, tmp_path / "out", systems, [6], 4, 1, "", "ours-1", "cpu")
+    def study(num: int = 4) -> Study:
+        assessor = assessor_for(corpus_reference(open_corpus(base), num, 16))
+        measurer = Measurer(Store(tmp_path / "out"), assessor, PROTOCOLS["ours-1"], range(num), 16)
+        return Study(base, systems, [6], measurer, bound_draws=1, device="cpu")
+
+    def run(study: Study) -> None:
+        write_comparison(study, list(study.run()), "test")
 
     costs = study().costs()
     assert [cost.system for cost in costs] == systems
     assert all(cost.sampling > 0 for cost in costs) and costs[0].training > 0
-    _run(study(), tmp_path / "out", "test", True)
+    run(study())
     table = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [entry["system"] for entry in table["rows"]] == systems
     assert [entry["nfe"] for entry in table["rows"]] == [16, 6, 6, 6]
@@ -139,15 +148,15 @@ def test_a_small_comparison_is_complete_and_goes_on(tmp_path: Path, monkeypatch:
     runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
     again = study()
     assert sum(cost.training for cost in again.costs()) == 0.0
-    _run(again, tmp_path / "out", "test", True)
+    run(again)
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").iterdir()}
     assert runs == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
     # Records alone are enough: nothing is trained again where the weights are gone, unless the question changes.
     shutil.rmtree(tmp_path / "out" / "runs")
     bare = study()
     assert sum(cost.training + cost.sampling for cost in bare.costs()) == 0.0
-    _run(bare, tmp_path / "out", "test", True)
+    run(bare)
     assert json.loads((tmp_path / "out" / "table.json").read_text())["rows"] == table["rows"]
     assert not (tmp_path / "out" / "runs").exists()
-    other = _study(base, tmp_path / "out", systems, [6], 5, 1, "", "ours-1", "cpu")
+    other = study(5)
     assert all(cost.sampling > 0 for cost in other.costs())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from convergeflow.cli.console import note, print_json, print_table, progress
+from convergeflow.cli.evaluate import command_line
 from convergeflow.errors import UserError
 
 
@@ -51,16 +50,26 @@ def compare(
       convergeflow compare --corpus stories --steps 1200 model.depth=4
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
     """
-    from convergeflow.training import config as configuration
-
-    base = configuration.resolve(corpus, list(changes or ()))
-    budgets = _numbers(nfe)
+    from convergeflow.evaluation.assess import assessor_for
+    from convergeflow.evaluation.protocol import protocol_named
+    from convergeflow.evaluation.reference import corpus_reference
+    from convergeflow.results.draw import Measurer
+    from convergeflow.results.store import Store, readable
+    from convergeflow.studies import table
+    from convergeflow.studies.study import Study
     from convergeflow.studies.systems import on_budget, systems_named
+    from convergeflow.training.build import open_corpus
+    from convergeflow.training.config import resolve
 
+    base = resolve(corpus, list(changes or ()))
+    budgets = _numbers(nfe)
     base = base if steps is None else on_budget(base, steps)
-    wanted = systems_named(systems)
-    folder = out or Path("out") / f"compare-{Path(corpus).stem}"
-    study = _study(base, folder, wanted, budgets, num, bound, scorer, protocol, device)
+    wanted, chosen = systems_named(systems), protocol_named(protocol)
+    store = Store(out or Path("out") / f"compare-{Path(corpus).stem}", note=note)
+    reference = corpus_reference(open_corpus(base), num, base.corpus.length)
+    assessor = assessor_for(reference, scorer, device=device, say=note)
+    measurer = Measurer(store, assessor, chosen, range(num), base.corpus.length, command=command_line())
+    study = Study(base, wanted, budgets, measurer, bound_draws=bound, device=device)
     costs = study.costs()
     total = sum(cost.training + cost.sampling for cost in costs)
     if dry_run and json:
@@ -68,13 +77,23 @@ def compare(
         return
     for cost in costs:
         note(
-            f"{cost.system:18} {cost.parameters:>12,} parameters, training about {_span(cost.training)}, "
-            f"sampling about {_span(cost.sampling)}"
+            f"{cost.system:18} {cost.parameters:>12,} parameters, training about {readable(cost.training)}, "
+            f"sampling about {readable(cost.sampling)}"
         )
-    note(f"together about {_span(total)}, without scoring; a stopped comparison goes on where it was")
+    note(f"together about {readable(total)}, without scoring; a stopped comparison goes on where it was")
     if dry_run:
         return
-    _run(study, folder, corpus, json)
+    with progress("comparing") as bar:
+        study.advance = bar.advance
+        results = list(study.run())
+    summary = table.write_comparison(study, results, corpus)
+    note(f"wrote table.md, table.json and the frontier figures in {store.folder}")
+    if json:
+        print_json({name: summary[name] for name in ("about", "rows", "verdict")})
+        return
+    print_table(table.COLUMNS, [table.cells(row) for row in summary["rows"]])
+    for sentence in summary["verdict"]:
+        note(sentence)
 
 
 def _numbers(text: str) -> list[int]:
@@ -82,98 +101,6 @@ def _numbers(text: str) -> list[int]:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UserError(f"--nfe takes whole numbers separated by commas, not {text!r}") from None
-    if not found or found[0] < 3:
+    if found[0] < 3:
         raise UserError("--nfe must be at least 3: some systems need two steps and a decoding")
     return found
-
-
-def _study(
-    base: Any,
-    folder: Path,
-    systems: list[str],
-    budgets: list[int],
-    num: int,
-    bound: int,
-    scorer: str,
-    protocol: str,
-    device: str,
-) -> Any:
-    from convergeflow.cli.evaluate import default_scorer
-    from convergeflow.evaluation.assessment import Assessor
-    from convergeflow.evaluation.protocol import protocols_named
-    from convergeflow.evaluation.reference import corpus_reference
-    from convergeflow.evaluation.scorers import scorer_named
-    from convergeflow.studies.study import Study
-    from convergeflow.training.build import open_corpus
-
-    chosen = protocols_named(protocol)
-    if len(chosen) != 1:
-        raise UserError("a comparison is made under one protocol")
-    reference = corpus_reference(open_corpus(base), num, base.corpus.length)
-    judge = scorer_named(scorer or default_scorer(reference), device=device, say=note)
-    command = "convergeflow " + shlex.join(sys.argv[1:])
-    return Study(
-        base,
-        folder,
-        systems,
-        budgets,
-        num,
-        Assessor(judge, reference),
-        chosen[0],
-        bound_draws=bound,
-        device=device,
-        note=note,
-        command=command,
-    )
-
-
-def _run(study: Any, folder: Path, corpus: str, json: bool) -> None:
-    from convergeflow.evaluation.record import write_record
-    from convergeflow.evaluation.report import frontier_figure, save_figure
-    from convergeflow.studies.table import COLUMNS, cells, frontiers, markdown, objective_alone, rows, verdict
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with progress("comparing") as bar:
-        study.advance = bar.advance
-        results = list(study.run())
-    figures = frontiers(results, f"All systems on {corpus}", study.command)
-    table = rows(results, figures)
-    base = study.base
-    tokens = base.batch * base.corpus.length * base.total_steps
-    about = (
-        f"{tokens:,} training tokens per system ({base.total_steps} steps of {base.batch} x {base.corpus.length}), "
-        f"width {base.model.width}, depth {base.model.depth}; {study.num} samples per point, scorer "
-        f"{study.assessor.scorer.name}, protocol {study.protocol.id}."
-    )
-    said, objective = verdict(table), objective_alone(results)
-    write_record(
-        folder / "table.json",
-        {
-            "kind": "comparison",
-            "format": 1,
-            "corpus": corpus,
-            "about": about,
-            "rows": table,
-            "verdict": said,
-            "objective": objective,
-            "command": study.command,
-            "frontiers": {str(nfe): figure.describe() for nfe, figure in figures.items()},
-        },
-    )
-    (folder / "table.md").write_text(markdown(table, {"corpus": corpus, "about": about}, objective), encoding="utf-8")
-    for nfe, figure in figures.items():
-        save_figure(frontier_figure(figure), folder, f"frontier-nfe{nfe}")
-        figure.write_csv(folder / f"frontier-nfe{nfe}.csv")
-    note(f"wrote table.md, table.json and the frontier figures in {folder}")
-    if json:
-        print_json({"about": about, "rows": table, "verdict": said})
-        return
-    print_table(COLUMNS, [cells(row) for row in table])
-    for sentence in said:
-        note(sentence)
-
-
-def _span(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

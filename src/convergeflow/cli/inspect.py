@@ -43,7 +43,7 @@ def _inspect_file(path: Path, as_json: bool) -> None:
     from json import loads
 
     from convergeflow.errors import UserError
-    from convergeflow.evaluation.record import render
+    from convergeflow.results.record import render
 
     try:
         record = loads(path.read_text(encoding="utf-8"))

@@ -40,6 +40,16 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def number(value: float | None, se: float | None = None) -> str:
+    """A value with its standard error, to the digit that the error allows."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if se is None or not math.isfinite(se) or se == 0:
+        return f"{value:.4g}"
+    digits = max(0, 1 - math.floor(math.log10(se)))
+    return f"{value:.{digits}f} ± {se:.{digits}f}"
+
+
 def mean(values: ArrayLike) -> Estimate:
     """The mean of one number per sample."""
     numbers = np.asarray(values, dtype=np.float64)

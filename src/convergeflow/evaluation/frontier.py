@@ -10,18 +10,14 @@ their errors go together, and the data's entropy varies with its own standard er
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convergeflow.errors import UserError
-from convergeflow.evaluation.estimate import Floats, finite
-from convergeflow.evaluation.record import Record, check_comparable, number
+from convergeflow.evaluation.estimate import Floats, finite, number
 
 BOOTSTRAPS = 1000
 SAME = 2.0
@@ -39,7 +35,7 @@ HOW = (
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """One setting of the control and what was measured there."""
 
     value: Any
@@ -58,7 +54,7 @@ class Point:
     file: str | None = None
 
     @classmethod
-    def from_record(cls, value: Any, record: Record, file: str | None = None) -> Point:
+    def from_record(cls, value: Any, record: Mapping[str, Any], file: str | None = None) -> FrontierPoint:
         """A point from an evaluation record."""
         each = record["per_sample"]
         missing = math.nan
@@ -120,11 +116,11 @@ class Crossing:
         }
 
 
-def undominated(points: Sequence[Point]) -> list[Point]:
+def undominated(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """The points on the frontier, in the order of their entropy; infinite ones never are."""
     points = [point for point in points if math.isfinite(point.gen_ppl)]
 
-    def beaten(point: Point, other: Point) -> bool:
+    def beaten(point: FrontierPoint, other: FrontierPoint) -> bool:
         relative = _noise(point.gen_ppl_se / point.gen_ppl, other.gen_ppl_se / other.gen_ppl)
         lower = math.log(point.gen_ppl / other.gen_ppl) > relative
         return lower and other.entropy >= point.entropy - _noise(point.entropy_se, other.entropy_se)
@@ -139,7 +135,12 @@ def _noise(one: float, other: float) -> float:
 
 
 def interpolate(
-    points: Sequence[Point], entropy: float, entropy_se: float = 0.0, *, bootstraps: int = BOOTSTRAPS, seed: int = 0
+    points: Sequence[FrontierPoint],
+    entropy: float,
+    entropy_se: float = 0.0,
+    *,
+    bootstraps: int = BOOTSTRAPS,
+    seed: int = 0,
 ) -> Crossing:
     """Gen. PPL of a curve at an entropy; see the head of this file for how."""
     ordered = undominated(points)
@@ -170,7 +171,7 @@ def interpolate(
     return Crossing(gen_ppl, se, low, high, (left.value, right.value), says)
 
 
-def _bootstrap(points: Sequence[Point], entropy: float, entropy_se: float, times: int, seed: int) -> Floats:
+def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: float, times: int, seed: int) -> Floats:
     """log Gen. PPL at the data's entropy in resamples of the whole curve, [times].
 
     A resample may leave the data's entropy just outside its outermost points; then the nearest of them counts.
@@ -194,22 +195,15 @@ def _bootstrap(points: Sequence[Point], entropy: float, entropy_se: float, times
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Points along one control with everything else fixed."""
-
-    label: str
-    points: list[Point]
-
-
-@dataclass(frozen=True)
 class Frontier:
     """Curves of one model, corpus and protocol, and the data's own point."""
 
     title: str
     control: str
-    curves: list[Curve]
+    curves: Mapping[str, Sequence[FrontierPoint]]
+    """Label -> the points along the control, with everything else fixed."""
     real: Mapping[str, Any]
-    """gen_ppl, gen_ppl_se, entropy, entropy_se of real text; empty where there is none."""
+    """gen_ppl, gen_ppl_se, entropy, entropy_se of real text; empty without any."""
     scorer: str
     protocol: str
     facts: Mapping[str, Any]
@@ -217,51 +211,11 @@ class Frontier:
     floor: float | None = None
     """exp of the data's true entropy per token, where it is known."""
 
-    @classmethod
-    def from_records(
-        cls,
-        title: str,
-        control: str,
-        curves: Mapping[str, Sequence[tuple[Any, Record, str | None]]],
-        *,
-        force: bool = False,
-        command: str | None = None,
-    ) -> Frontier:
-        """From (value, record, file) of each point; records that measure different things are refused."""
-        records = [record for points in curves.values() for _, record, _ in points]
-        if not records:
-            raise UserError("a frontier needs at least one point")
-        check_comparable(records, force=force)
-        first = records[0]
-        exact = first.get("exact") or {}
-        floor = math.exp(exact["entropy_per_token"]) if first["scorer"] == "exact" and exact else None
-        return cls(
-            title,
-            control,
-            [
-                Curve(label, [Point.from_record(value, record, file) for value, record, file in points])
-                for label, points in curves.items()
-            ],
-            first.get("real") or {},
-            first["scorer"],
-            first["protocol"],
-            {
-                "model": first.get("model"),
-                "corpus": first.get("corpus"),
-                "length": first.get("length"),
-                "n": first["n"],
-                "versions": first.get("versions"),
-                "command": command,
-                "arithmetic": first.get("arithmetic"),
-            },
-            floor,
-        )
-
-    def crossing(self, curve: Curve) -> Crossing:
+    def crossing(self, label: str) -> Crossing:
         """Gen. PPL of a curve at the data's entropy."""
         if self.real.get("entropy") is None:
             return Crossing(None, None, None, None, None, "there is no real text to take the entropy from")
-        return interpolate(curve.points, self.real["entropy"], self.real.get("entropy_se") or 0.0)
+        return interpolate(self.curves[label], self.real["entropy"], self.real.get("entropy_se") or 0.0)
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
@@ -278,26 +232,10 @@ class Frontier:
             **dict(self.facts),
             "curves": [
                 {
-                    "label": curve.label,
-                    "points": [point.describe() for point in curve.points],
-                    "at_data_entropy": self.crossing(curve).describe(),
+                    "label": label,
+                    "points": [point.describe() for point in points],
+                    "at_data_entropy": self.crossing(label).describe(),
                 }
-                for curve in self.curves
+                for label, points in self.curves.items()
             ],
         }
-
-    def write_csv(self, path: Path) -> None:
-        """One line per point, the data's own last."""
-        measured = ["gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "valid", "record"]
-        columns = ["curve", self.control, "nfe", "n", *measured]
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            for curve in self.curves:
-                for point in curve.points:
-                    row = point.describe()
-                    shown = [curve.label, point.value, *(row[name] for name in columns[2:])]
-                    writer.writerow(["" if value is None else value for value in shown])
-            if self.real:
-                row = dict(self.real)
-                writer.writerow(["real text", "", "", *("" if row.get(c) is None else row[c] for c in columns[3:])])

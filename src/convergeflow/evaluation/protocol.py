@@ -33,7 +33,7 @@ class Protocol:
     ends: str
     """Ends of text that are scored: `all`, or the `first` only; `cut` drops what is behind the first as well."""
     truncate: int | None
-    """Tokens of the scorer after which a sample is cut; None: the scorer's context."""
+    """Tokens of the scorer after which a sample is cut; None means the scorer's context."""
     dtype: str
     """Number format of the scorer."""
     entropy_on: str
@@ -126,3 +126,11 @@ def protocols_named(name: str) -> list[Protocol]:
         if part not in PROTOCOLS:
             raise unknown_name("protocol", part, [*PROTOCOLS, "all"])
     return [PROTOCOLS[part] for part in chosen]
+
+
+def protocol_named(name: str) -> Protocol:
+    """One protocol, for what is measured under one alone."""
+    chosen = protocols_named(name)
+    if len(chosen) != 1:
+        raise UserError("give one protocol; `convergeflow evaluate` compares several")
+    return chosen[0]

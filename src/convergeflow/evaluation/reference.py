@@ -59,7 +59,7 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
     if length > corpus.length:
         raise UserError(
             f"samples of {length} tokens cannot be held against blocks of {corpus.length}: prepare the corpus with "
-            f"--length {length}"
+            f"`length` {length}"
         )
     law = stories_law() if corpus.name == "stories" else None
     order = np.random.default_rng(derive_seed(0, "reference", corpus.fingerprint)).permutation(len(corpus.heldout))
@@ -102,34 +102,34 @@ def find_reference(
 ) -> Reference | None:
     """The real text for samples: a corpus by name or folder, or else one that has the samples' own tokenizer.
 
-    None where nothing fits; `say` hears which was taken.
+    None if nothing fits; `say` hears which was taken.
     """
     if corpus is not None and (Path(corpus) / "manifest.json").is_file():
         return corpus_reference(Corpus.open(corpus), num, length)
+    wanted = None if tokenizer is None else tokenizer.sha256
     prepared = [entry for entry in prepared_corpora() if entry.length >= length]
-    ours = stories_tokenizer().sha256
-    if corpus == "stories" or (corpus is None and tokenizer is not None and tokenizer.sha256 == ours):
-        written = [entry for entry in prepared if entry.name == "stories" and entry.length == length]
-        training = max(written, key=lambda entry: len(entry.train)).train if written else None
-        if training is None:
+    if corpus == "stories" or (corpus is None and wanted == stories_tokenizer().sha256):
+        written = [entry.train for entry in prepared if entry.name == "stories" and entry.length == length]
+        if not written:
             say("no prepared stories of this length on this machine: the overlap with training text is left out")
-        return stories_reference(num, length, training=training)
-    fitting = [
-        entry
-        for entry in prepared
-        if entry.name == corpus
-        or (corpus is None and tokenizer is not None and entry.manifest["tokenizer"]["sha256"] == tokenizer.sha256)
-    ]
+        return stories_reference(num, length, training=max(written, key=len, default=None))
+    fitting = [entry for entry in prepared if _fits(entry, corpus, wanted)]
     if fitting:
         chosen = min(fitting, key=lambda entry: (entry.length, -len(entry.train)))
         say(f"real text: {chosen.name}, blocks of {chosen.length} ({chosen.folder})")
         return corpus_reference(chosen, num, length)
+    if corpus is None:
+        return None
+    raise UserError(
+        f"no prepared corpus {corpus!r} with blocks of at least {length} tokens: "
+        f"`convergeflow prepare {corpus}` with `length` {length}, or give its folder"
+    )
+
+
+def _fits(entry: Corpus, corpus: str | None, tokenizer: str | None) -> bool:
     if corpus is not None:
-        raise UserError(
-            f"no prepared corpus {corpus!r} with blocks of at least {length} tokens: "
-            f"convergeflow prepare {corpus} --length {length}, or give its folder"
-        )
-    return None
+        return entry.name == corpus
+    return tokenizer is not None and entry.manifest["tokenizer"]["sha256"] == tokenizer
 
 
 def prepared_corpora() -> list[Corpus]:

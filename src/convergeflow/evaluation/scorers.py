@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,18 +31,18 @@ from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.evaluation import protocol as protocols
 from convergeflow.evaluation.exact import EPS
 from convergeflow.evaluation.generative import Scored
+from convergeflow.plugins import Registry
 
 END_OF_TEXT = "<|endoftext|>"
 LOGITS_BYTES = 1 << 28
 """A batch is as large as its logits fit in here."""
-NAMED_SCORERS = {
-    "exact": "the law of the stories itself; offline",
-    "smollm2": "SmolLM2-135M-Instruct, 4-bit weights; offline after `convergeflow fetch smollm2`",
-    "gpt2-large": "the paper's scorer, from the Hugging Face hub",
-}
 
-Progress = Callable[[int], None]
-"""Called with the number of samples just scored."""
+Advance = Callable[[int], None]
+"""Called with the number of samples just done."""
+
+
+def silent(done: int) -> None:
+    """Nobody wants to hear of progress."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Scorer(Protocol):
 
     name: str
 
-    def score(self, texts: Texts, protocol: protocols.Protocol, progress: Progress = ...) -> Scored:
+    def score(self, texts: Texts, protocol: protocols.Protocol, progress: Advance = ...) -> Scored:
         """NLL and number of scored tokens of each sample."""
 
     def describe(self) -> dict[str, Any]:
@@ -87,10 +88,6 @@ class Scorer(Protocol):
 
     def arithmetic(self, protocol: protocols.Protocol) -> str:
         """The number formats that a protocol is computed in."""
-
-
-def _silent(done: int) -> None:
-    pass
 
 
 class ExactScorer:
@@ -101,12 +98,12 @@ class ExactScorer:
     def __init__(self, law: StoriesLaw | None = None) -> None:
         self.law = law or stories_law()
 
-    def score(self, texts: Texts, protocol: protocols.Protocol, progress: Progress = _silent) -> Scored:
+    def score(self, texts: Texts, protocol: protocols.Protocol, progress: Advance = silent) -> Scored:
         """Nats of each block under the law with eps = 1e-3; only `ours-1` applies, as there is nothing to tokenise."""
         if protocol.id != protocols.DEFAULT_PROTOCOL:
             raise UserError(
                 f"the exact scorer reads ids and knows {protocols.DEFAULT_PROTOCOL} only; for {protocol.id} "
-                "give --scorer smollm2 or another language model"
+                "give another `scorer`, such as smollm2"
             )
         if texts.ids is None:
             raise UserError("the exact scorer needs token ids, and these samples have text only")
@@ -163,7 +160,7 @@ class CausalScorer:
             "context": self.context,
         }
 
-    def score(self, texts: Texts, protocol: protocols.Protocol, progress: Progress = _silent) -> Scored:
+    def score(self, texts: Texts, protocol: protocols.Protocol, progress: Advance = silent) -> Scored:
         """See `protocol` for which tokens count."""
         if not texts.documents:
             raise UserError(f"{self.name} reads text, and these samples have ids only: give a model with a tokenizer")
@@ -261,26 +258,22 @@ class CausalScorer:
         return protocol.dtype
 
 
-def scorer_named(
-    name: str, *, device: str = "auto", batch: int | None = None, say: Callable[[str], None] = lambda message: None
-) -> Scorer:
-    """`exact`, `smollm2`, or a causal language model by folder or hub name; `say` hears of slow first times."""
-    if name == "exact":
-        return ExactScorer()
-    if name == "smollm2":
-        return _smollm2(device, batch, say)
-    return _causal(name, device, batch)
+Say = Callable[[str], None]
 
 
-def _causal(name: str, device: str, batch: int | None) -> CausalScorer:
+def _exact(*, device: str, batch: int | None, say: Say) -> Scorer:
+    return ExactScorer()
+
+
+def _causal(name: str, *, device: str, batch: int | None, say: Say) -> CausalScorer:
     """Any causal language model that transformers can load, in float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from convergeflow.device import choose_device
 
     is_folder = Path(name).is_dir()
-    if not is_folder and "/" not in name and name not in NAMED_SCORERS and not name.startswith("gpt2"):
-        raise unknown_name("scorer", name, [*NAMED_SCORERS, "a folder", "owner/name"])
+    if not is_folder and "/" not in name and name not in SCORERS and not name.startswith("gpt2"):
+        raise unknown_name("scorer", name, [*SCORERS, "a folder", "owner/name"])
     try:
         with _without_bars():
             model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
@@ -309,7 +302,7 @@ def _special_ids(tokenizer: Any, name: str) -> tuple[int, int]:
     return int(start), int(end)
 
 
-def _smollm2(device: str, batch: int | None, say: Callable[[str], None]) -> CausalScorer:
+def _smollm2(*, device: str, batch: int | None, say: Say) -> CausalScorer:
     """The fetched 4-bit file, unpacked to float32 once and kept in the cache."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -387,3 +380,17 @@ def _without_bars() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+SCORERS: Registry[Callable[..., Scorer]] = Registry(
+    "scorer", "scorers", {"exact": _exact, "smollm2": _smollm2, "gpt2-large": partial(_causal, "gpt2-large")}
+)
+"""Name -> a function of `device`, `batch` and `say` that makes the scorer; other packages may register theirs."""
+
+
+def scorer_named(
+    name: str, *, device: str = "auto", batch: int | None = None, say: Say = lambda message: None
+) -> Scorer:
+    """A registered scorer, or a causal language model by folder or hub name; `say` hears of slow first times."""
+    make = SCORERS[name] if name in SCORERS else partial(_causal, name)
+    return make(device=device, batch=batch, say=say)

@@ -1,0 +1,1 @@
+"""Where numbers are kept and shown: drawing samples, keyed points, records, figures and pages."""

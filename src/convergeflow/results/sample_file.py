@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from convergeflow import files
 from convergeflow.errors import UserError
 from convergeflow.sampling.driver import batches
 from convergeflow.systems.protocol import Samples
@@ -40,7 +39,7 @@ def read_samples(path: str | Path) -> list[dict[str, Any]]:
     """All samples of a file; a line that is not one is refused by number."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path} does not exist: give a JSONL file written by `convergeflow generate --out`")
+        raise UserError(f"{path} does not exist: give a JSONL file of samples, as `convergeflow generate` writes")
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -56,14 +55,6 @@ def read_samples(path: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def ids_of(samples: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """The token ids of samples of one length, [n, L]."""
-    lengths = {len(sample["ids"]) for sample in samples}
-    if len(lengths) != 1:
-        raise UserError(f"the samples have different lengths ({min(lengths)} to {max(lengths)}); score them apart")
-    return torch.tensor([sample["ids"] for sample in samples])
-
-
 def cut_torn_end(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that may end in a torn one, which is cut off."""
     if not path.is_file():
@@ -71,7 +62,7 @@ def cut_torn_end(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     opening = b'{"seed"'
     if data[: len(opening)] != opening[: len(data)]:
-        raise UserError(f"{path} is not a sample file: give another --out, it would be overwritten")
+        raise UserError(f"{path} is not a sample file: give another `out`, it would be overwritten")
     whole, kept = [], 0
     for line in data.splitlines(keepends=True):
         try:
@@ -117,7 +108,7 @@ def collect(
     done = {line["seed"] for line in present}
     foreign = done - set(seeds)
     if foreign or any(line["model"] != model for line in present):
-        raise UserError(f"{part} holds other samples (another model or other seeds): give a new --out or delete it")
+        raise UserError(f"{part} holds other samples (another model or other seeds): give a new `out` or delete it")
     made = 0
     for index, where in enumerate(batches(len(seeds), size)):
         if index % world != rank:
@@ -127,7 +118,7 @@ def collect(
         if missing:
             lines = lines_of(make(group), model)
             if present and _how(present[0]) != _how(lines[0]):
-                raise UserError(f"{part} was made with other settings: give a new --out or delete it")
+                raise UserError(f"{part} was made with other settings: give a new `out` or delete it")
             append(part, [line for line in lines if line["seed"] not in done])
             made += len(missing)
         on_batch(len(group))
@@ -150,9 +141,7 @@ def merge(path: Path, seeds: Sequence[int], world: int) -> None:
     missing = [seed for seed in seeds if seed not in found]
     if missing:
         raise UserError(f"{len(missing)} samples are missing from the part files of {path}: run the command again")
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    unfinished.unlink(missing_ok=True)
-    append(unfinished, [found[seed] for seed in seeds])
-    unfinished.replace(path)
+    with files.replacing(path) as draft:
+        append(draft, [found[seed] for seed in seeds])
     for part in parts:
         part.unlink(missing_ok=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from convergeflow.evaluation.frontier import Crossing, Frontier
+from convergeflow import files
+from convergeflow.evaluation.estimate import number
+from convergeflow.evaluation.frontier import Frontier
 from convergeflow.evaluation.generative import paired_ratio
-from convergeflow.evaluation.record import number
-from convergeflow.studies.study import Result
+from convergeflow.results import pages
+from convergeflow.results.record import frontier_of
+from convergeflow.studies.study import Study, SystemResult
 from convergeflow.studies.systems import CONTROLLED, OURS
 
 COLUMNS = (
@@ -28,7 +31,7 @@ PAPER = {"best other": 0.55, "ar": 0.92}
 """The paper's headline: ConvergeFlow's Gen. PPL at the data's entropy over the best other diffusion LM's and AR's."""
 
 
-def frontiers(results: Sequence[Result], title: str, command: str | None = None) -> dict[int, Frontier]:
+def frontiers(results: Sequence[SystemResult], title: str, command: str | None = None) -> dict[int, Frontier]:
     """One figure per budget of calls with a curve for every system; the autoregressive one is in all of them."""
     fixed = [result for result in results if result.system == "ar"]
     budgets = sorted({result.nfe for result in results if result.system != "ar"}) or [fixed[0].nfe]
@@ -37,22 +40,22 @@ def frontiers(results: Sequence[Result], title: str, command: str | None = None)
         curves: dict[str, Any] = {}
         for result in [r for r in results if r.nfe == nfe and r.system != "ar"] + fixed:
             curves[result.system] = result.points
-        found[nfe] = Frontier.from_records(f"{title}, NFE {nfe}", "setting", curves, command=command)
+        found[nfe] = frontier_of(f"{title}, NFE {nfe}", "setting", curves, command=command)
     return found
 
 
-def rows(results: Sequence[Result], figures: dict[int, Frontier]) -> list[dict[str, Any]]:
+def rows(results: Sequence[SystemResult], figures: dict[int, Frontier]) -> list[dict[str, Any]]:
     """One row per system and budget, as JSON values."""
     found = []
     for result in results:
         default = result.points[0][1]
-        crossing = _crossing(result, figures)
+        figure = figures.get(result.nfe) or next(iter(figures.values()))
         likelihood = result.facts.get("likelihood") or {}
         found.append(
             {
                 "system": result.system,
                 "nfe": default["nfe"],
-                "at_data_entropy": crossing.describe(),
+                "at_data_entropy": figure.crossing(result.system).describe(),
                 "default": {
                     name: default.get(name)
                     for name in ("gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "valid", "valid_se")
@@ -65,12 +68,6 @@ def rows(results: Sequence[Result], figures: dict[int, Frontier]) -> list[dict[s
             }
         )
     return found
-
-
-def _crossing(result: Result, figures: dict[int, Frontier]) -> Crossing:
-    figure = figures.get(result.nfe) or next(iter(figures.values()))
-    curve = next(curve for curve in figure.curves if curve.label == result.system)
-    return figure.crossing(curve)
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -127,7 +124,7 @@ def verdict(table: Sequence[dict[str, Any]]) -> list[str]:
     return said
 
 
-def objective_alone(results: Sequence[Result]) -> list[dict[str, Any]]:
+def objective_alone(results: Sequence[SystemResult]) -> list[dict[str, Any]]:
     """Our Gen. PPL over that of LangFlow's weights under the same sampler, setting by setting and noise by noise.
 
     Both spent the same steps, ours the last of them on the mean squared error. A row without a setting is the geometric
@@ -152,8 +149,7 @@ def objective_alone(results: Sequence[Result]) -> list[dict[str, Any]]:
 def markdown(table: Sequence[dict[str, Any]], facts: dict[str, Any], objective: Sequence[dict[str, Any]] = ()) -> str:
     """The table and the verdict as a page."""
     lines = [f"# Comparison on {facts['corpus']}", "", facts["about"], ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in table]
+    lines += pages.markdown_table(COLUMNS, [cells(row) for row in table])
     lines += ["", "## The paper's headline at this scale", ""]
     lines += [f"- {sentence}" for sentence in verdict(table)] or ["- convergeflow did not take part"]
     if objective:
@@ -163,10 +159,38 @@ def markdown(table: Sequence[dict[str, Any]], facts: dict[str, Any], objective: 
             "last stage's mean squared error bought over as many more steps of cross-entropy.",
             "",
         ]
-        lines += ["| NFE | setting | ratio | more entropy |", "|---|---|---|---|"]
-        lines += [
-            f"| {row['nfe']} | {row['setting'] or '**all**'} | {number(row['value'], row['se'])} | "
-            f"{row['more_entropy']:+.3f} |"
+        shown = [
+            [row["nfe"], row["setting"] or "**all**", number(row["value"], row["se"]), f"{row['more_entropy']:+.3f}"]
             for row in objective
         ]
+        lines += pages.markdown_table(["NFE", "setting", "ratio", "more entropy"], shown)
     return "\n".join(lines) + "\n"
+
+
+def write_comparison(study: Study, results: Sequence[SystemResult], corpus: str) -> dict[str, Any]:
+    """table.json, table.md and a figure per budget in the study's folder; returns what table.json holds."""
+    base, measurer, folder = study.base, study.measurer, study.store.folder
+    figures = frontiers(results, f"All systems on {corpus}", measurer.command)
+    table, objective = rows(results, figures), objective_alone(results)
+    about = (
+        f"{base.batch * base.corpus.length * base.total_steps:,} training tokens per system ({base.total_steps} steps "
+        f"of {base.batch} x {base.corpus.length}), width {base.model.width}, depth {base.model.depth}; "
+        f"{len(measurer.seeds)} samples per point, scorer {measurer.assessor.scorer.name}, protocol "
+        f"{measurer.protocol.id}."
+    )
+    summary = {
+        "kind": "comparison",
+        "format": 1,
+        "corpus": corpus,
+        "about": about,
+        "rows": table,
+        "verdict": verdict(table),
+        "objective": objective,
+        "command": measurer.command,
+        "frontiers": {str(nfe): figure.describe() for nfe, figure in figures.items()},
+    }
+    files.write_json(folder / "table.json", summary)
+    files.write_text(folder / "table.md", markdown(table, {"corpus": corpus, "about": about}, objective))
+    for nfe, figure in figures.items():
+        pages.write_frontier(figure, folder, f"frontier-nfe{nfe}")
+    return summary

@@ -50,6 +50,9 @@ class LanguageModel(Protocol):
     """What training, generation and evaluation need of a system."""
 
     method: str
+    config: Any
+    tokenizer: Any
+    device: Any
 
     def enter_stage(self, stage: Any) -> None:
         """Set the objective and which parameters are trained for a stage of the recipe."""

@@ -10,11 +10,11 @@ import pytest
 from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, effective_strengths
 from convergeflow.flow.schedule import gumbel_for_width
+from convergeflow.results.store import Store
 from convergeflow.sampling.settings import PAPER_SCHEDULE, Settings
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench, carried_over
 from convergeflow.studies.reproduce.scale import ExperimentScale
-from convergeflow.studies.reproduce.workspace import Workspace
 
 
 def test_at_the_papers_schedule_the_nominal_strengths_stay() -> None:
@@ -38,7 +38,7 @@ def test_constant_strengths_are_not_touched() -> None:
 
 
 def test_scores_of_real_text_and_of_one_text_repeated(micro: ExperimentScale, tmp_path: Path) -> None:
-    bench = Bench(Workspace(tmp_path), micro)
+    bench = Bench(Store(tmp_path), micro)
     real = bench.real_text()["values"]
     law = bench.reference.law
     assert law is not None and bench.reference.real is not None

@@ -1,4 +1,4 @@
-"""Samples to record: score, measure, put real text beside it, and write down how it all came about."""
+"""Samples to numbers: score, measure, and put real text beside every value."""
 
 from __future__ import annotations
 
@@ -18,18 +18,11 @@ from convergeflow.evaluation.generative import Scored, mean_nll, perplexity
 from convergeflow.evaluation.likelihood import bits_per_byte, bound, bytes_per_token
 from convergeflow.evaluation.metrics import measure, measure_exact
 from convergeflow.evaluation.protocol import Protocol
-from convergeflow.evaluation.record import FORMAT, Record, describe_seeds, now, package_versions
 from convergeflow.evaluation.reference import Reference
-from convergeflow.evaluation.scorers import Scorer, Texts
+from convergeflow.evaluation.scorers import Advance, Scorer, Texts, scorer_named, silent
 from convergeflow.model.network import FlowNetwork
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.systems.protocol import Bound, Samples
-
-Progress = Callable[[int], None]
-
-
-def _silent(done: int) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -46,13 +39,18 @@ class SampleSet:
     tokenizer: Tokenizer | None = None
     documents: list[list[str]] | None = None
     """The texts, where they came without a tokenizer."""
+    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What else the sampler said of each sample, such as the ids under other token rules (`ids_NAME`)."""
 
     @classmethod
     def of(cls, samples: Samples, model: Mapping[str, Any], tokenizer: Tokenizer | None) -> SampleSet:
         """From what `model.sample` returned."""
         calls = samples.extras.get("calls")
         counted = [samples.nfe] * len(samples.seeds) if calls is None else [int(call) for call in calls]
-        return cls(samples.ids.numpy(), list(samples.seeds), counted, samples.settings, dict(model), tokenizer)
+        extras = {name: value.numpy() for name, value in samples.extras.items()}
+        return cls(
+            samples.ids.numpy(), list(samples.seeds), counted, samples.settings, dict(model), tokenizer, extras=extras
+        )
 
     @classmethod
     def from_lines(cls, lines: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None) -> SampleSet:
@@ -89,6 +87,7 @@ class SampleSet:
             first.settings,
             first.model,
             first.tokenizer,
+            extras={name: np.concatenate([part.extras[name] for part in parts]) for name in first.extras},
         )
 
     def texts(self) -> Texts:
@@ -99,7 +98,7 @@ class SampleSet:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class Reading:
     """One scorer's view of one set of texts under one protocol."""
 
     scored: Scored
@@ -110,7 +109,26 @@ class _Reading:
 
     @property
     def entropy(self) -> Estimate:
+        """Unigram entropy, over the samples that count."""
         return mean(self.entropies[np.isfinite(self.entropies)])
+
+    def headline(self) -> dict[str, Any]:
+        """Gen. PPL and entropy with their errors."""
+        return {
+            "gen_ppl": finite(self.gen_ppl.value),
+            "gen_ppl_se": finite(self.gen_ppl.se),
+            "entropy": finite(self.entropy.value),
+            "entropy_se": finite(self.entropy.se),
+            "n": len(self.scored.nll),
+        }
+
+    def per_sample(self) -> dict[str, list[Any]]:
+        """Nats, scored tokens and entropy of each sample."""
+        return {
+            "nll": [round(float(value), 6) for value in self.scored.nll],
+            "tokens": self.scored.tokens.tolist(),
+            "entropy": [round(value, 6) if value == value else None for value in self.entropies.tolist()],
+        }
 
 
 class Assessor:
@@ -118,47 +136,32 @@ class Assessor:
 
     def __init__(self, scorer: Scorer, reference: Reference | None) -> None:
         self.scorer, self.reference = scorer, reference
-        self._real: dict[str, _Reading | None] = {}
+        self._real: dict[str, Reading | None] = {}
         self._measured: tuple[SampleSet, dict[str, Any], dict[str, Any] | None] | None = None
 
-    def assess(
-        self,
-        samples: SampleSet,
-        protocol: Protocol,
-        *,
-        command: str | None = None,
-        extra: Mapping[str, Any] | None = None,
-        progress: Progress = _silent,
-    ) -> Record:
-        """The record of a set of samples; `progress` counts the samples and real texts scored."""
+    def assess(self, samples: SampleSet, protocol: Protocol, *, progress: Advance = silent) -> dict[str, Any]:
+        """Everything that is measured of a set of samples, as JSON values; `progress` counts the texts scored."""
         reference = self.reference
         if reference is not None and int(samples.ids.max()) >= reference.vocabulary:
             raise UserError(
                 f"the samples have ids beyond the {reference.vocabulary} of the corpus {reference.name}: "
-                "give the --corpus they belong to"
+                "give the `corpus` they belong to"
             )
-        here = self._read(samples.texts(), protocol, progress)
+        here = self.read(samples.texts(), protocol, progress)
         real = self.real(protocol, progress)
         metrics, exact = self._measure(samples)
-        record: Record = {
-            "kind": "evaluation",
-            "format": FORMAT,
-            "gen_ppl": finite(here.gen_ppl.value),
-            "gen_ppl_se": finite(here.gen_ppl.se),
-            "entropy": finite(here.entropy.value),
-            "entropy_se": finite(here.entropy.se),
-            "n": len(samples.ids),
+        valid = metrics.get("valid")
+        shown = {} if valid is None else {"valid": valid["value"], "valid_se": valid["se"]}
+        return {
+            **here.headline(),
             "nfe": max(samples.calls),
             "protocol": protocol.id,
             "scorer": self.scorer.name,
-        }
-        if "valid" in metrics:
-            record |= {"valid": metrics["valid"]["value"], "valid_se": metrics["valid"]["se"]}
-        record |= {
+            **shown,
             "nll": finite(here.nll.value),
             "nll_se": finite(here.nll.se),
             "length": int(samples.ids.shape[1]),
-            "real": None if real is None else self._real_numbers(real, metrics),
+            "real": None if real is None else real.headline() | _real_share(valid),
             "metrics": metrics,
             "exact": exact,
             "likelihood": None,
@@ -173,16 +176,8 @@ class Assessor:
             "scored_tokens": int(here.scored.tokens.sum()),
             "truncated": here.scored.truncated,
             "empty": here.scored.empty,
-            "per_sample": {
-                "nll": [round(float(value), 6) for value in here.scored.nll],
-                "tokens": here.scored.tokens.tolist(),
-                "entropy": [round(value, 6) if value == value else None for value in here.entropies.tolist()],
-            },
-            "versions": package_versions(),
-            "command": command,
-            "created": now(),
+            "per_sample": here.per_sample(),
         }
-        return {**record, **(extra or {})}
 
     def _measure(self, samples: SampleSet) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """What does not depend on the protocol, kept for the next one."""
@@ -196,18 +191,19 @@ class Assessor:
             self._measured = (samples, metrics, exact)
         return self._measured[1], self._measured[2]
 
-    def real(self, protocol: Protocol, progress: Progress = _silent) -> _Reading | None:
+    def real(self, protocol: Protocol, progress: Advance = silent) -> Reading | None:
         """The real text under the same scorer and protocol."""
         if protocol.id not in self._real:
             reference = self.reference
             self._real[protocol.id] = (
                 None
                 if reference is None or reference.real is None
-                else self._read(Texts.from_ids(reference.real, reference.tokenizer), protocol, progress)
+                else self.read(Texts.from_ids(reference.real, reference.tokenizer), protocol, progress)
             )
         return self._real[protocol.id]
 
-    def _read(self, texts: Texts, protocol: Protocol, progress: Progress) -> _Reading:
+    def read(self, texts: Texts, protocol: Protocol, progress: Advance = silent) -> Reading:
+        """What the scorer says of texts, with their unigram entropies."""
         scored = self.scorer.score(texts, protocol, progress)
         rows: Sequence[Any]
         if protocol.entropy_on == "retokenised" and scored.retokenised is not None:
@@ -219,28 +215,38 @@ class Assessor:
         entropies = sample_entropies(rows)
         if protocol.skip_empty:
             entropies[[len(row) == 0 for row in scored.retokenised or rows]] = np.nan
-        return _Reading(scored, mean_nll(scored, protocol.aggregate), perplexity(scored, protocol.aggregate), entropies)
+        return Reading(scored, mean_nll(scored, protocol.aggregate), perplexity(scored, protocol.aggregate), entropies)
 
-    @staticmethod
-    def _real_numbers(real: _Reading, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        numbers = {
-            "gen_ppl": finite(real.gen_ppl.value),
-            "gen_ppl_se": finite(real.gen_ppl.se),
-            "entropy": finite(real.entropy.value),
-            "entropy_se": finite(real.entropy.se),
-            "n": len(real.scored.nll),
-        }
-        if "valid" in metrics:
-            numbers |= {"valid": metrics["valid"].get("real"), "valid_se": metrics["valid"].get("real_se")}
-        return numbers
+
+def assessor_for(
+    reference: Reference | None,
+    scorer: str = "",
+    *,
+    device: str = "auto",
+    say: Callable[[str], None] = lambda said: None,
+) -> Assessor:
+    """With a scorer by name; without one, the law where it is known, else the scorer that needs no network."""
+    name = scorer or ("exact" if reference is not None and reference.law is not None else "smollm2")
+    return Assessor(scorer_named(name, device=device, say=say), reference)
+
+
+def _real_share(valid: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {} if valid is None else {"valid": valid.get("real"), "valid_se": valid.get("real_se")}
+
+
+def describe_seeds(seeds: Sequence[int]) -> dict[str, Any]:
+    """Consecutive seeds as a range, others as a list."""
+    if len(seeds) and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return {"first": int(seeds[0]), "count": len(seeds)}
+    return {"list": [int(seed) for seed in seeds], "count": len(seeds)}
 
 
 def likelihood_of(
-    model: Any, reference: Reference, *, draws: int, seed: int = 0, progress: Progress = _silent
+    model: Any, reference: Reference, *, draws: int, seed: int = 0, progress: Advance = silent
 ) -> dict[str, Any]:
     """The bound of a model on the reference's real text, as JSON values; refused where a method has none."""
     if reference.real is None:
-        raise UserError("the likelihood bound needs held-out text: give --corpus")
+        raise UserError("the likelihood bound needs held-out text: give a `corpus`")
     tokens = torch.from_numpy(np.asarray(reference.real, dtype=np.int64))
     found: Bound
     if isinstance(getattr(model, "network", None), FlowNetwork):

@@ -1,14 +1,12 @@
 """A result as one JSON record: numbers with errors, real text beside them, and everything needed to make it again.
 
-Two records are put side by side only if they were measured on the same corpus, length, protocol and scorer;
-`check_comparable` refuses otherwise unless it is told to let it pass.
+Two records are put side by side only if they were measured on the same corpus, length, protocol and scorer.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import UserError
+from convergeflow.evaluation.estimate import number
+from convergeflow.evaluation.frontier import Frontier, FrontierPoint
 from convergeflow.evaluation.metrics import about
 
 FORMAT = 1
@@ -35,28 +35,17 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def now() -> str:
-    """The present time, to the second, in UTC."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def describe_seeds(seeds: Sequence[int]) -> dict[str, Any]:
-    """Consecutive seeds as a range, others as a list."""
-    if len(seeds) and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
-        return {"first": int(seeds[0]), "count": len(seeds)}
-    return {"list": [int(seed) for seed in seeds], "count": len(seeds)}
-
-
-def write_record(path: str | Path, record: Any) -> None:
-    """Write JSON in one step: a reader sees the old file or the new one."""
-    path = Path(path)
-    draft = path.with_name(f".unfinished-{path.name}")
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(record, file, indent=1, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+def make(measured: Mapping[str, Any], *, command: str | None = None, **extra: Any) -> Record:
+    """The record of what `Assessor.assess` measured, with everything needed to make it again."""
+    return {
+        "kind": "evaluation",
+        "format": FORMAT,
+        **measured,
+        "versions": package_versions(),
+        "command": command,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **extra,
+    }
 
 
 def read_record(path: str | Path) -> Record:
@@ -83,25 +72,44 @@ def identity(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The identifying values in which records differ."""
-    found: dict[str, list[Any]] = {}
-    for key in ("corpus", "length", "protocol", "scorer"):
+def check_comparable(records: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse records that measure different things."""
+    differing = []
+    for key in identity({}):
         values = list(dict.fromkeys(identity(record)[key] for record in records))
         if len(values) > 1:
-            found[key] = values
-    return found
-
-
-def check_comparable(records: Sequence[Mapping[str, Any]], *, force: bool = False) -> list[str]:
-    """Refuse records that measure different things; with `force` say what differs and let it pass."""
-    said = [f"{key}: {' and '.join(map(str, values))}" for key, values in differences(records).items()]
-    if said and not force:
+            differing.append(f"{key}: {' and '.join(map(str, values))}")
+    if differing:
         raise UserError(
-            f"these results measure different things and cannot be compared ({'; '.join(said)}); "
-            "make them with one corpus and protocol, or use --force"
+            f"these results measure different things and cannot be compared ({'; '.join(differing)}); "
+            "make them with one corpus and protocol"
         )
-    return said
+
+
+Points = Sequence[tuple[Any, Record, str | None]]
+"""(value of the control, record, file) of each point of a curve."""
+
+
+def frontier_of(title: str, control: str, curves: Mapping[str, Points], *, command: str | None = None) -> Frontier:
+    """The frontier of records along a control; records that measure different things are refused."""
+    records = [record for points in curves.values() for _, record, _ in points]
+    if not records:
+        raise UserError("a frontier needs at least one point")
+    check_comparable(records)
+    first = records[0]
+    exact = first.get("exact") or {}
+    floor = math.exp(exact["entropy_per_token"]) if first["scorer"] == "exact" and exact else None
+    facts = {name: first.get(name) for name in ("model", "corpus", "length", "n", "versions", "arithmetic")}
+    return Frontier(
+        title,
+        control,
+        {label: [FrontierPoint.from_record(*point) for point in points] for label, points in curves.items()},
+        first.get("real") or {},
+        first["scorer"],
+        first["protocol"],
+        {**facts, "command": command},
+        floor,
+    )
 
 
 # --- reading ---
@@ -215,16 +223,6 @@ def _render_frontier(record: Record) -> str:
     for curve in record["curves"]:
         lines.append(f"{curve['label']}: {curve['at_data_entropy']['says']}")
     return "\n".join(lines)
-
-
-def number(value: float | None, se: float | None = None) -> str:
-    """A value with its standard error, to the digit that the error allows."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    if se is None or not math.isfinite(se) or se == 0:
-        return f"{value:.4g}"
-    digits = max(0, 1 - math.floor(math.log10(se)))
-    return f"{value:.{digits}f} ± {se:.{digits}f}"
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

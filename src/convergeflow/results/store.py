@@ -1,0 +1,185 @@
+"""A folder of measured points: one JSON record per point, so that a stopped study goes on where it was.
+
+    records/<kind>/<name>-<hash>.json    what was asked (`key`), what came out (`values`), how long it took
+    records/<name>.json                  a record that carries its own key
+    samples/<hash>.npz and .json         arrays behind a record, and facts about them
+    models/<name>/                       models trained for the study
+    figures/                             PNG and SVG
+
+A record is found again by its key alone. The key holds everything that decides the numbers (settings, number of
+samples, hash of the weights), so a changed setting is a new point, and two studies that need the same point share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convergeflow import files
+from convergeflow.errors import ConvergeFlowError
+
+Note = Callable[[str], None]
+Arrays = dict[str, NDArray[Any]]
+
+
+def _silent(message: str) -> None:
+    pass
+
+
+class Pace:
+    """Counts points, and estimates the time left from the planned costs and how long the points took so far."""
+
+    def __init__(self, points: int = 0, seconds: float = 0.0, note: Note = _silent) -> None:
+        self.planned_points, self.planned_seconds, self.note = points, seconds, note
+        self.points = 0
+        self.spent = 0.0
+        self.finished = 0.0
+        """Planned seconds of the parts that are done."""
+        self.part_points, self.part_seconds, self.part_done = points, seconds, 0
+
+    def begin(self, points: int, seconds: float) -> None:
+        """A part of so many points and planned seconds starts."""
+        self.part_points, self.part_seconds, self.part_done = points, seconds, 0
+
+    def finish(self) -> None:
+        """The part is done, however many points it had."""
+        self.finished += self.part_seconds
+        self.begin(0, 0.0)
+
+    def count(self, label: str, seconds: float, *, reused: bool) -> None:
+        """One more point is there: say so, and how much time is left if that was planned."""
+        self.points += 1
+        self.part_done += 1
+        self.spent += 0.0 if reused else seconds
+        took = "kept from before" if reused else f"{seconds:.1f} s"
+        if not self.planned_points:
+            self.note(f"{label}: {took}")
+            return
+        # Points shared with an earlier part or added by a refinement make the plan a guess, not a count.
+        total = max(self.planned_points, self.points)
+        self.note(f"[{self.points}/{total}] {label}: {took}, about {readable(self.left())} left")
+
+    def left(self) -> float:
+        """Seconds left: what the plan says is left, times how much slower than planned it has gone so far."""
+        share = min(1.0, self.part_done / self.part_points) if self.part_points else 0.0
+        done = self.finished + share * self.part_seconds
+        slower = self.spent / done if done > 0 and self.spent > 0 else 1.0
+        return max(0.0, self.planned_seconds - done) * slower
+
+
+def readable(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Store:
+    """The points, arrays, models and figures of one study."""
+
+    def __init__(self, folder: str | Path, *, note: Note = _silent) -> None:
+        self.folder = Path(folder)
+        self.note = note
+        self.pace = Pace(note=note)
+
+    @property
+    def figures(self) -> Path:
+        """Where the figures go."""
+        return self.folder / "figures"
+
+    def model_folder(self, name: str) -> Path:
+        """Where a model of this study lies."""
+        return self.folder / "models" / name
+
+    def point(
+        self,
+        kind: str,
+        key: Mapping[str, Any],
+        compute: Callable[[], dict[str, Any]],
+        *,
+        label: str = "",
+        usable: Callable[[dict[str, Any]], bool] = lambda values: True,
+    ) -> dict[str, Any]:
+        """The record of a point: read if it is there and its values are `usable`, else computed and kept."""
+        key = as_json(key)
+        name = f"{kind}/{_slug(key)}-{digest(key)[:12]}"
+        label = label or _slug(key).replace("-", " ")
+        kept = _read(self.path(name))
+        if kept is not None and kept.get("key") != key:
+            raise ConvergeFlowError(f"{self.path(name)} holds a record of another point: remove it")
+        if kept is not None and usable(kept["values"]):
+            self.pace.count(label, kept["seconds"], reused=True)
+            return kept
+        started = time.perf_counter()
+        values = compute()
+        seconds = round(time.perf_counter() - started, 3)
+        made = self.keep(name, key, {"kind": kind, "label": label, "key": key, "values": values, "seconds": seconds})
+        self.pace.count(label, seconds, reused=False)
+        return made
+
+    def path(self, name: str) -> Path:
+        """The file of a record."""
+        return self.folder / "records" / f"{name}.json"
+
+    def find(self, name: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The record of this name if it answers the key; a torn file counts as missing."""
+        record = _read(self.path(name))
+        return record if record is not None and record.get("key") == as_json(key) else None
+
+    def read(self, file: str) -> dict[str, Any] | None:
+        """A record by its file in this folder; None if there is no whole one."""
+        return _read(self.folder / file)
+
+    def keep(self, name: str, key: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a record with its key; returned as a reader will find it."""
+        whole: dict[str, Any] = as_json({**record, "key": key})
+        files.write_json(self.path(name), whole)
+        return whole
+
+    def arrays(
+        self, key: Mapping[str, Any], compute: Callable[[], tuple[Arrays, dict[str, Any]]]
+    ) -> tuple[Arrays, dict[str, Any]]:
+        """Arrays and facts about them, kept under a key: read if both are there, else computed."""
+        path = self.folder / "samples" / f"{digest(key)[:12]}.npz"
+        facts = _read(path.with_suffix(".json"))
+        if facts is not None and path.is_file():
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}, facts
+        arrays, facts = compute()
+        with files.replacing(path) as draft:
+            np.savez_compressed(draft, allow_pickle=False, **arrays)
+        files.write_json(path.with_suffix(".json"), facts)
+        return arrays, facts
+
+
+def as_json(value: Any) -> Any:
+    """The value as JSON gives it back: tuples are lists, keys are texts. NaN is refused."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def digest(key: Mapping[str, Any]) -> str:
+    """SHA-256 of a key; file names use the beginning of it."""
+    return hashlib.sha256(json.dumps(as_json(key), sort_keys=True).encode()).hexdigest()
+
+
+def _slug(key: Mapping[str, Any]) -> str:
+    """A readable part of a file name: the short values of a key."""
+    words = [str(value) for value in key.values() if isinstance(value, (str, int, float)) and len(str(value)) <= 24]
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(words[:4]).lower()).strip("-")[:60] or "point"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None if there is no whole one."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
