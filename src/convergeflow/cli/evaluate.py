@@ -88,9 +88,7 @@ def evaluate(
     else:
         name, num = model or zoo.DEFAULT_MODEL, num or 128
         loaded = zoo.load_model(name, device=device)
-        options = sample_arguments(loaded, sampling, parse_knobs(knobs))
-        if "settings" in options and sampling.nfe is None:
-            options["settings"] = loaded.with_enough_calls(options["settings"], length or loaded.config.length)
+        options = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
         about, seeds = room.origin(name, loaded), range(seed, seed + num)
         with progress("sampling", num) as bar:
             drawn = room.draw(

@@ -22,7 +22,7 @@ from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.fused import nearest
 from convergeflow.results import figures
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import drawing, toys
 from convergeflow.studies.reproduce.bench import Bench
@@ -50,7 +50,7 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     fresh = torch.randn(x_star.shape, generator=generator, dtype=torch.float64)
     path = sample_path(x_star, fresh, end.expand(trajectories))
     level = end.expand(trajectories)
-    error = (predictor(path.x_t, level, None).weigh(path.x_t, level).mu - x_star).norm(dim=-1)
+    error = (predictor(path, level, None).weigh(path, level).mu - x_star).norm(dim=-1)
     return {
         "far": far.value,
         "far_se": far.se,

@@ -83,7 +83,7 @@ def _read(model: ConvergeFlowModel, tokens: Tensor, unigram: Any, level: float) 
     table = network.embedding.rows()
     at = model.schedule.at_gamma(torch.full((len(tokens),), level, dtype=torch.float64))
     noise = RowDraws(seeds_of(len(tokens))).normal(tokens.shape[1], table.shape[1])
-    x = sample_path(table[tokens], noise, at).x_t.to(table.dtype)
+    x = sample_path(table[tokens], noise, at).to(table.dtype)
     scores = float(at.kernel[0]) * kernel_scores(x, table)
     prior = torch.from_numpy(np.log(np.asarray(unigram, dtype=np.float64) + 1e-12)).to(scores)
     first = network(x, at, table=table).weigh(x, at).mu

@@ -6,7 +6,7 @@ Training goes on from its newest checkpoint when it was stopped. At paper scale 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from convergeflow.data.prepare import prepare
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.flow.schedule import schedule_from
+from convergeflow.model.small_scale import Extras
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import derive_seed
 from convergeflow.results.store import Store, digest
@@ -37,7 +38,7 @@ from convergeflow.training.config import (
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
 
-FLOW_OPTIONS = {"condition_width", "gate_init", "context_free_input", "neighbours", "head_init", "pool_evidence"}
+FLOW_OPTIONS = ("condition_width", *(each.name for each in fields(Extras)))
 """What a recipe may change of the network beyond its size."""
 
 RAMP = 0.05
@@ -56,7 +57,8 @@ class Kept:
     """What its training said at the end."""
 
     def load(self) -> ConvergeFlowModel:
-        model: ConvergeFlowModel = load_model(self.folder)
+        model = load_model(self.folder)
+        assert isinstance(model, ConvergeFlowModel)
         return model
 
 
@@ -105,7 +107,7 @@ def start_model(store: Store, scale: ExperimentScale) -> Kept:
             stage.model_copy(update={"steps": max(stage.warmup, stage.steps * scale.start_steps // total)})
             for stage in stages
         ]
-        options = recipe.model.model_dump(include=FLOW_OPTIONS)
+        options = {name: getattr(recipe.model.system, name) for name in FLOW_OPTIONS}
     else:
         stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
         options = {}

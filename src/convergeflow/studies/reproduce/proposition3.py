@@ -19,7 +19,8 @@ from torch import Tensor
 from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
 from convergeflow.results import figures
-from convergeflow.sampling.driver import Step, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench

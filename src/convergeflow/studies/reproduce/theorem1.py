@@ -23,7 +23,7 @@ from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
 from convergeflow.results import figures
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
 from convergeflow.studies.reproduce import toys
