@@ -91,7 +91,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[tuple[int, st
             "slot_kl": 0.0,
         }
         monkeypatch.setattr(Bench, "measure", measure)
-        monkeypatch.setattr(Bench, "model", Kept("paper", Path("nowhere"), "0", {}))
+        monkeypatch.setattr(Bench, "model", Kept("paper", Path("nowhere"), "0"))
         monkeypatch.setattr(Bench, "load", lambda self, kept: _Schedule)
         monkeypatch.setattr(Bench, "real_text", lambda self: {"values": real, "label": "real text", "key": {}})
         monkeypatch.setattr(

@@ -6,12 +6,14 @@ Training goes on from its newest checkpoint when it was stopped. At paper scale 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -20,7 +22,7 @@ from convergeflow.errors import UserError
 from convergeflow.flow.schedule import schedule_from
 from convergeflow.model.small_scale import Extras
 from convergeflow.objective.losses import Loss
-from convergeflow.randomness import derive_seed
+from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.results.store import Store, digest
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
@@ -53,8 +55,6 @@ class Kept:
     folder: Path
     weights: str
     """Hash of the weights: part of the key of everything that is measured on it."""
-    numbers: dict[str, Any]
-    """What its training said at the end."""
 
     def load(self) -> ConvergeFlowModel:
         model = load_model(self.folder)
@@ -90,7 +90,7 @@ def found(store: Store, name: str) -> Kept:
                 f"{', '.join(shipped_models()) or 'none'}"
             )
         folder = locate(name)
-    return Kept(name, folder, weights_hash(folder), {})
+    return Kept(name, folder, weights_hash(folder))
 
 
 def start_model(store: Store, scale: ExperimentScale) -> Kept:
@@ -132,10 +132,7 @@ def continued(
 ) -> list[Kept]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
     lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
-    parts = [
-        _stage(f"part{index}", objective, steps // checkpoints, lr=lr, ramp=index == 0, keep_moments=index > 0)
-        for index in range(checkpoints)
-    ]
+    parts = _parts(checkpoints, objective, steps, lr=lr)
     return trained(store, scale, name, parent.load, parts, parent=parent)
 
 
@@ -162,18 +159,6 @@ def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> l
     corpus = corpus_for(store, scale)
     # Fast enough that the table moves by its own size within the run.
     lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
-    parts = [
-        _stage(
-            f"part{index}",
-            "mse",
-            scale.collapse_steps // 4,
-            lr=lr,
-            learn_table=True,
-            ramp=index == 0,
-            keep_moments=index > 0,
-        )
-        for index in range(4)
-    ]
 
     def build() -> ConvergeFlowModel:
         model = _fresh(scale, corpus)
@@ -181,6 +166,7 @@ def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> l
             model.network.embedding.weight.copy_(parent.load().network.embedding.weight)
         return model
 
+    parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True)
     return trained(store, scale, "learned-table", build, parts, parent=parent)
 
 
@@ -189,7 +175,7 @@ class CutLinear(ConvergeFlowModel):
 
     last_time: float = 1.0
 
-    def loss(self, tokens: Any, *, times: Any, draws: Any) -> Loss:
+    def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         return super().loss(tokens, times=times * self.last_time, draws=draws)
 
 
@@ -213,6 +199,14 @@ def _stage(name: str, objective: str, steps: int, *, lr: float, ramp: bool = Tru
     return StageConfig(name=name, objective=objective, steps=max(1, steps), lr=lr, warmup=warmup, **changes)  # type: ignore[arg-type]
 
 
+def _parts(number: int, objective: str, steps: int, **changes: Any) -> list[StageConfig]:
+    """One run cut into equal stages, so that it is kept as it was after each."""
+    return [
+        _stage(f"part{index}", objective, steps // number, ramp=index == 0, keep_moments=index > 0, **changes)
+        for index in range(number)
+    ]
+
+
 def _optimizer(scale: ExperimentScale) -> OptimizerConfig:
     """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
     if scale.name == "embedded":
@@ -224,7 +218,7 @@ def trained(
     store: Store,
     scale: ExperimentScale,
     name: str,
-    build: Any,
+    build: Callable[[], ConvergeFlowModel],
     stages: list[StageConfig],
     *,
     parent: Kept | None = None,
@@ -279,7 +273,4 @@ def trained(
         return all((store.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
 
     record = store.point("models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
-    return [
-        Kept(name, store.folder / end["folder"], end["weights"], {"step": end["step"]})
-        for end in record["values"]["ends"]
-    ]
+    return [Kept(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]
