@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from convergeflow.data.stories import stories_law
 from convergeflow.errors import UserError
-from convergeflow.evaluation.assess import assessor_for
+from convergeflow.evaluation.assess import Assessor, assessor_for
 from convergeflow.evaluation.protocol import PROTOCOLS
-from convergeflow.evaluation.reference import corpus_reference
+from convergeflow.evaluation.reference import Reference, corpus_reference
+from convergeflow.evaluation.scorers import ExactScorer
 from convergeflow.results.draw import Measurer
 from convergeflow.results.store import Store
 from convergeflow.studies.study import Study, SystemResult, training_seconds
@@ -28,7 +30,7 @@ from convergeflow.studies.systems import (
     run_config,
     systems_named,
 )
-from convergeflow.studies.table import markdown, objective_alone, verdict, write_comparison
+from convergeflow.studies.table import frontiers, markdown, objective_alone, rows, verdict, write_comparison
 from convergeflow.systems import METHODS, rivals
 from convergeflow.training.build import open_corpus
 from convergeflow.training.config import resolve
@@ -116,6 +118,21 @@ def test_the_objective_is_judged_noise_by_noise() -> None:
         assert row["value"] == pytest.approx(math.exp(-0.25)) and row["se"] == pytest.approx(0.0, abs=1e-9)
     assert "| 8 | **all** |" in markdown([], {"corpus": "c", "about": "a"}, found)
     assert objective_alone([result(OURS, 0.0)]) == []
+
+
+def test_the_committed_comparison_answers_without_weights() -> None:
+    """Given as the folder of the same comparison, it trains and samples nothing, and says what its table says."""
+    folder = Path(__file__).parents[2] / "docs" / "results" / "comparison-stories"
+    law = stories_law()
+    reference = Reference("stories", "89bc682fef16480c", len(law.vocabulary), 64, law=law)
+    measurer = Measurer(Store(folder), Assessor(ExactScorer(law), reference), PROTOCOLS["ours-1"], range(64), length=64)
+    study = Study(on_budget(resolve("stories", ["model.depth=4"]), 1200), list(SYSTEMS), [16, 64], measurer)
+    results = list(study.run())
+    assert len(results) == 2 * len(SYSTEMS) - 1
+    committed = json.loads((folder / "table.json").read_text())["rows"]
+    made = {(row["system"], row["nfe"]): row for row in rows(results, frontiers(results, "t"))}
+    assert made == {(row["system"], row["nfe"]): row for row in committed}
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.slow

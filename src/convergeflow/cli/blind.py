@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from convergeflow.cli.console import note
+from convergeflow.cli.evaluate import command_line
 from convergeflow.errors import UserError
 
 
@@ -35,43 +34,21 @@ def blind(
       convergeflow generate --num 20 --preset config-b --out ours.jsonl
       convergeflow blind ours=ours.jsonl ar=ar.jsonl --real stories --out out/blind
     """
-    from convergeflow.results.sample_file import read_samples
-    from convergeflow.studies.blind import Text, key_page, page, shuffled
+    from convergeflow import files as writer
+    from convergeflow.studies import blind as study
 
-    sources: dict[str, list[Text]] = {}
-    facts: dict[str, Any] = {}
+    sources: dict[str, list[study.Text]] = {}
+    facts: dict[str, str] = {}
     for given in files:
         label, equals, path = given.partition("=")
         label, path = (label, path) if equals else (Path(given).stem, given)
         if label in sources or label == "real":
             raise UserError(f"the label {label!r} is taken: name the files apart, as in first={path}")
-        samples = read_samples(path)
-        if any(not isinstance(sample.get("text"), str) for sample in samples):
-            raise UserError(f"{path} has ids without text: its model had no tokenizer")
-        sources[label] = [Text(sample["text"], f"seed {sample.get('seed')}") for sample in samples]
-        facts[label] = f"{samples[0].get('model')}, NFE {samples[0].get('nfe')}"
+        sources[label], facts[label] = study.generated(path)
     if real is not None:
-        sources["real"] = _real(real, num)
-        facts["real"] = f"held-out blocks of {Path(real).stem}"
-    entries = shuffled(sources, num, seed)
-    facts["command"] = "`convergeflow " + shlex.join(sys.argv[1:]) + "`"
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "blind.md").write_text(page(entries, title), encoding="utf-8")
-    (out / "key.md").write_text(key_page(entries, title, facts), encoding="utf-8")
+        sources["real"], facts["real"] = study.real(real, num)
+    entries = study.shuffled(sources, num, seed)
+    facts["command"] = f"`{command_line()}`"
+    writer.write_text(out / "blind.md", study.page(entries, title))
+    writer.write_text(out / "key.md", study.key_page(entries, title, facts))
     note(f"wrote {len(entries)} texts to {out / 'blind.md'} and their sources to {out / 'key.md'}")
-
-
-def _real(preset: str, num: int) -> list[Any]:
-    from convergeflow.evaluation.reference import corpus_reference
-    from convergeflow.studies.blind import Text
-    from convergeflow.training.build import open_corpus
-    from convergeflow.training.config import resolve
-
-    config = resolve(preset, [])
-    reference = corpus_reference(open_corpus(config), num, config.corpus.length)
-    if reference.tokenizer is None or reference.real is None:
-        raise UserError(f"the corpus of {preset} has no tokenizer to write its text with")
-    return [
-        Text(reference.tokenizer.decode([int(token) for token in row]), f"block {index}")
-        for index, row in enumerate(reference.real)
-    ]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convergeflow.cli.console import note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from convergeflow.evaluation.assess import SampleSet
 
 Scorer = Annotated[
     str,
@@ -81,34 +84,32 @@ def evaluate(
     for path in (out, keep):
         if path is not None and not path.parent.exists():
             raise UserError(f"the folder {path.parent} does not exist: make it first")
-    loaded = None
     if samples is not None:
-        _refuse_unused(samples, sampling, knobs=knobs, keep=keep, bound=bound)
-        drawn = room.read_drawn(samples, num, model)
+        _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)
+        drawn, loaded = room.read_drawn(samples, num, model), None
     else:
-        name, num = model or zoo.DEFAULT_MODEL, num or 128
-        loaded = zoo.load_model(name, device=device)
-        options = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
-        about, seeds = room.origin(name, loaded), range(seed, seed + num)
-        with progress("sampling", num) as bar:
-            drawn = room.draw(
-                loaded, options, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
-            )
+        drawn, loaded = _sampled(
+            model or zoo.DEFAULT_MODEL,
+            sampling,
+            parse_knobs(knobs),
+            device,
+            seeds=range(seed, seed + (num or 128)),
+            length=length,
+            batch=batch,
+            keep=keep,
+        )
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
     assessor = assessor_for(reference, scorer, device=device, say=note)
-    judge = assessor.scorer.name
-    if judge == "exact" and len(chosen) > 1:
+    if assessor.scorer.name == "exact" and len(chosen) > 1:
         note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
         chosen = [PROTOCOLS["ours-1"]]
-    real = 0 if reference is None or reference.real is None else len(reference.real)
-    with progress(f"scoring with {judge}", (len(drawn.ids) + real) * len(chosen)) as bar:
+    texts = len(drawn.ids) + assessor.num_real
+    with progress(f"scoring with {assessor.scorer.name}", texts * len(chosen)) as bar:
         measured = [assessor.assess(drawn, each, progress=bar.advance) for each in chosen]
-    if loaded is not None and bound:
-        if reference is None:
-            raise UserError("--bound needs real text: give --corpus")
-        with progress("bounding the likelihood", real) as bar:
+    if bound:
+        with progress("bounding the likelihood", assessor.num_real) as bar:
             likelihood = likelihood_of(loaded, reference, draws=bound, seed=seed, progress=bar.advance)
         measured = [{**each, "likelihood": likelihood} for each in measured]
     records = [make(each, command=command_line()) for each in measured]
@@ -119,14 +120,25 @@ def evaluate(
     print_json(result) if json else print(render(result))
 
 
+def _sampled(
+    name: str, sampling: SamplingOptions, knobs: dict[str, Any], device: str, *, seeds: range, **how: Any
+) -> tuple[SampleSet, Any]:
+    """Samples of a model that is loaded now, and the model; `how` goes to `results.draw`."""
+    from convergeflow import zoo
+    from convergeflow.results.draw import draw, origin
+
+    loaded = zoo.load_model(name, device=device)
+    options = sample_arguments(loaded, sampling, knobs, how["length"] or loaded.config.length)
+    with progress("sampling", len(seeds)) as bar:
+        return draw(loaded, options, about=origin(name, loaded), seeds=seeds, advance=bar.advance, **how), loaded
+
+
 def command_line() -> str:
     """The command as it was given, for records."""
     return "convergeflow " + shlex.join(sys.argv[1:])
 
 
-def _refuse_unused(
-    samples: Path, sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int
-) -> None:
+def _refuse_unused(sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int) -> None:
     """Samples from a file are made already: options that make samples would have no effect."""
     if bound:
         raise UserError("--bound needs the model itself: name it instead of --samples")

@@ -138,6 +138,11 @@ class Assessor:
         self._real: dict[str, Reading | None] = {}
         self._measured: tuple[SampleSet, dict[str, Any], dict[str, Any] | None] | None = None
 
+    @property
+    def num_real(self) -> int:
+        """How many real texts there are beside the samples."""
+        return 0 if self.reference is None or self.reference.real is None else len(self.reference.real)
+
     def assess(self, samples: SampleSet, protocol: Protocol, *, progress: Advance = silent) -> dict[str, Any]:
         """Everything that is measured of a set of samples, as JSON values; `progress` counts the texts scored."""
         reference = self.reference
@@ -241,10 +246,10 @@ def describe_seeds(seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def likelihood_of(
-    model: LanguageModel, reference: Reference, *, draws: int, seed: int = 0, progress: Advance = silent
+    model: LanguageModel, reference: Reference | None, *, draws: int, seed: int = 0, progress: Advance = silent
 ) -> dict[str, Any]:
     """The bound of a model on the reference's real text, as JSON values; refused where a method has none."""
-    if reference.real is None:
+    if reference is None or reference.real is None:
         raise UserError("the likelihood bound needs held-out text: give a `corpus`")
     tokens = torch.from_numpy(np.asarray(reference.real, dtype=np.int64))
     stream = RowDraws([derive_seed(seed, "bound", row) for row in range(len(tokens))])

@@ -11,7 +11,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import UserError
@@ -46,17 +45,6 @@ def make(measured: Mapping[str, Any], *, command: str | None = None, **extra: An
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **extra,
     }
-
-
-def read_record(path: str | Path) -> Record:
-    """An evaluation record from a file."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError):
-        raise UserError(f"{path} is not a JSON record") from None
-    if not isinstance(record, dict) or "gen_ppl" not in record:
-        raise UserError(f"{path} is not an evaluation record: it has no gen_ppl")
-    return record
 
 
 # --- comparing ---

@@ -8,10 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import UserError
+from convergeflow.evaluation.reference import corpus_reference
 from convergeflow.randomness import derive_seed
+from convergeflow.results.sample_file import read_samples
+from convergeflow.training.build import open_corpus
+from convergeflow.training.config import resolve
 
 
 @dataclass(frozen=True)
@@ -31,13 +36,33 @@ class Entry:
     text: Text
 
 
+def generated(path: str | Path) -> tuple[list[Text], str]:
+    """The texts of a sample file, and how they were made."""
+    samples = read_samples(path)
+    if any(not isinstance(sample.get("text"), str) for sample in samples):
+        raise UserError(f"{path} has ids without text: its model had no tokenizer")
+    texts = [Text(sample["text"], f"seed {sample.get('seed')}") for sample in samples]
+    return texts, f"{samples[0].get('model')}, NFE {samples[0].get('nfe')}"
+
+
+def real(recipe: str, num: int) -> tuple[list[Text], str]:
+    """Held-out texts of the corpus of a recipe, and what they are."""
+    config = resolve(recipe, [])
+    reference = corpus_reference(open_corpus(config), num, config.corpus.length)
+    if reference.tokenizer is None or reference.real is None:
+        raise UserError(f"the corpus of {recipe} has no tokenizer to write its text with")
+    rows = [reference.tokenizer.decode([int(token) for token in row]) for row in reference.real]
+    texts = [Text(text, f"block {index}") for index, text in enumerate(rows)]
+    return texts, f"held-out blocks of {Path(recipe).stem}"
+
+
 def shuffled(sources: Mapping[str, Sequence[Text]], num: int, seed: int = 0) -> list[Entry]:
     """`num` texts of every source under new numbers, from 1."""
     if len(sources) < 2:
         raise UserError("a blind look needs at least two sources")
     for name, texts in sources.items():
         if len(texts) < num:
-            raise UserError(f"{name} has {len(texts)} texts, not {num}: make more, or lower --num")
+            raise UserError(f"{name} has {len(texts)} texts, not {num}: make more, or lower `num`")
         if not any(text.text.strip() for text in texts[:num]):
             raise UserError(f"all texts of {name} are empty")
     entries = [(name, text) for name, texts in sources.items() for text in texts[:num]]

@@ -22,12 +22,12 @@ from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Advance, silent
 from convergeflow.results.draw import Measurer, origin
 from convergeflow.results.record import Record
-from convergeflow.results.store import Store
+from convergeflow.results.store import Store, as_json
 from convergeflow.studies.systems import controls_swept, frontier, run_config, trained_as
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import run
 from convergeflow.training.build import build_model
-from convergeflow.training.config import RunConfig
+from convergeflow.training.config import RunConfig, renewed
 from convergeflow.training.estimate import estimate
 
 TRIAL_SAMPLES, TRIAL_CALLS = 4, 4
@@ -157,8 +157,8 @@ class Study:
         """The results of a system if the records of all its points are there; they need its weights no more."""
         results = []
         for nfe in self._budgets(system):
-            kept = self.store.find(f"{system}-nfe{nfe}", self._key(system))
-            if kept is None:
+            kept = self.store.read(f"records/{system}-nfe{nfe}.json")
+            if kept is None or {**kept["key"], "run": renewed(kept["key"]["run"])} != as_json(self._key(system)):
                 return None
             read = [(label, self.store.read(file), file) for label, file in kept["points"]]
             points = [(label, record, file) for label, record, file in read if record is not None]

@@ -1,0 +1,52 @@
+"""Figures are files: whole, alike, and the same for the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot, rcParams
+
+from convergeflow.results import figures, pages
+
+
+def trace() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    rng = np.random.default_rng(0)
+    shape = (5, 2, 7)
+    arrays = {name: rng.uniform(size=shape) for name in ("nearest", "second", "weight")}
+    arrays["weight"][-1] = np.nan  # a position that was settled before has no weight
+    return {"log_snr": np.linspace(-3, 9, 5), **arrays}
+
+
+def test_a_trace_is_drawn_and_leaves_other_figures_alone(tmp_path: Path) -> None:
+    before = dict(rcParams)
+    for name in ("one.png", "two.png"):
+        figures.trace_figure(trace(), tmp_path / name)
+    assert dict(rcParams) == before and not pyplot.get_fignums()
+    one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
+    assert one == two and one.startswith(b"\x89PNG")
+
+
+def test_panels_are_as_many_as_asked_and_saved_twice(tmp_path: Path) -> None:
+    with figures.style():
+        figure, axes = figures.panels(4, columns=3)
+        assert len(axes) == 4 and sum(panel.get_visible() for panel in figure.axes) == 4
+        figures.trade_off(axes[0], [(3.0, 20.0), (3.2, 30.0)], label="a", colour="k", errors=[(0.1, None), (0.1, 2.0)])
+        figures.trade_off(axes[1], [(3.0, 20.0)], label="b", colour="k")
+        axes[0].set_yscale("log")
+        figures.plain_logarithm(axes[0])
+        figures.count_axis(axes[2], [8, 16])
+    saved = figures.save(figure, tmp_path / "new", "name")
+    assert [path.name for path in saved] == ["name.png", "name.svg"] and all(path.is_file() for path in saved)
+
+
+def test_tables_escape_what_they_show() -> None:
+    assert pages.markdown_table(["a|b"], [[None], [True], [0.123456]]) == [
+        "| a\\|b |",
+        "|---|",
+        "|  |",
+        "| yes |",
+        "| 0.1235 |",
+    ]
+    shown = pages.table(["<a>"], [["<b>", 3]])
+    assert "&lt;a&gt;" in shown and "&lt;b&gt;" in shown and '<td class="n">3</td>' in shown
