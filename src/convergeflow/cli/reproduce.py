@@ -17,8 +17,7 @@ def reproduce(
     """Measure what the paper claims, and judge each claim by what was measured.
 
     Writes one record per measured point, figures, and a page (report.html and report.md for all, NAME.html and NAME.md
-    for one) with a verdict per claim. A stopped run
-    goes on where it was when the same command is given again.
+    for one) with a verdict per claim. A stopped run goes on where it was when the same command is given again.
 
     Example:
       convergeflow reproduce --list
@@ -27,9 +26,9 @@ def reproduce(
     """
     from convergeflow.cli import console
     from convergeflow.errors import UserError
+    from convergeflow.results.store import Store, readable
     from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
     from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
-    from convergeflow.studies.reproduce.workspace import Workspace, readable
 
     if show:
         listed = [experiment.describe() for experiment in experiments().values()]
@@ -53,10 +52,10 @@ def reproduce(
     from convergeflow.studies.reproduce.report import counts
     from convergeflow.studies.reproduce.report import reproduce as run
 
-    workspace = Workspace(out, note=console.note)
+    store = Store(out, note=console.note)
     # One experiment gets a page of its own: the report of all must survive it.
     page = "report" if name == "all" else name
-    finished = run(chosen, workspace, sizes, page=page)
+    finished = run(chosen, store, sizes, page=page)
     if as_json:
         console.print_json(
             {"scale": scale, "verdicts": counts(finished), "experiments": [d.describe() for d in finished]}
@@ -70,4 +69,4 @@ def reproduce(
             for claim, judgement in done.judgements.items()
         ],
     )
-    print(f"report: {workspace.folder / page}.html")
+    print(f"report: {store.folder / page}.html")

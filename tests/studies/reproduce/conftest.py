@@ -92,11 +92,13 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[tuple[int, st
             "slot_kl": 0.0,
         }
         monkeypatch.setattr(Bench, "measure", measure)
-        monkeypatch.setattr(Bench, "model", Kept("paper", Path("nowhere"), "0", {}))
+        monkeypatch.setattr(Bench, "model", Kept("paper", Path("nowhere"), "0"))
         monkeypatch.setattr(Bench, "load", lambda self, kept: _Schedule)
         monkeypatch.setattr(Bench, "real_text", lambda self: {"values": real, "label": "real text", "key": {}})
         monkeypatch.setattr(
-            Bench, "text", lambda self, name, ids: {"values": dict(real, distinct=0.01), "label": name, "key": {}}
+            Bench,
+            "text",
+            lambda self, name, ids, label="": {"values": dict(real, distinct=0.01), "label": name, "key": {}},
         )
         monkeypatch.setattr(bench_room.models, "found", _no_model)
         return asked

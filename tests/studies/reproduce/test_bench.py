@@ -12,10 +12,10 @@ from convergeflow.flow.guidance import Controls, effective_strengths
 from convergeflow.flow.schedule import gumbel_for_width
 from convergeflow.sampling.plan import PAPER_SCHEDULE
 from convergeflow.sampling.settings import Settings
+from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench, carried_over
 from convergeflow.studies.reproduce.scale import ExperimentScale
-from convergeflow.studies.reproduce.workspace import Workspace
 
 
 def test_at_the_papers_schedule_the_nominal_strengths_stay() -> None:
@@ -39,7 +39,7 @@ def test_constant_strengths_are_not_touched() -> None:
 
 
 def test_scores_of_real_text_and_of_one_text_repeated(micro: ExperimentScale, tmp_path: Path) -> None:
-    bench = Bench(Workspace(tmp_path), micro)
+    bench = Bench(Store(tmp_path), micro)
     real = bench.real_text()["values"]
     law = bench.reference.law
     assert law is not None and bench.reference.real is not None

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from convergeflow.results.store import Store
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
 from convergeflow.studies.reproduce.scale import scale_by_name
-from convergeflow.studies.reproduce.workspace import Workspace
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 TRAINED = {"convergence", "objectives"}
@@ -36,9 +36,8 @@ def test_nothing_is_drawn_again_and_the_verdicts_stand(name: str, kept: Path, mo
     monkeypatch.setattr(Bench, "samples", lambda *_: pytest.fail("samples were drawn again"))
     said: list[str] = []
     experiment = experiment_by_name(name)
-    result = experiment.run(Workspace(kept, note=said.append), scale_by_name("embedded"))
-    points = [line for line in said if line.startswith("[")]
-    assert points and all("kept from before" in line for line in points)
+    result = experiment.run(Store(kept, note=said.append), scale_by_name("embedded"))
+    assert said and all(line.endswith(": kept from before") for line in said)
     committed = json.loads((kept / "results" / f"{name}.json").read_text(encoding="utf-8"))
     judged = experiment.judge(result)
     assert len(result.records) == committed["points"]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from convergeflow.errors import UserError
+from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import systems
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.registry import experiment_by_name
 from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import scale_by_name
-from convergeflow.studies.reproduce.workspace import Workspace
 
 
 def a_result(ours: float | None, **rivals: tuple[str, float]) -> ExperimentResult:
@@ -53,8 +53,8 @@ def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, 
         raise UserError("sotu is not on this machine yet")
 
     monkeypatch.setattr(systems, "measure", refuse)
-    workspace = Workspace(tmp_path)
-    result = experiment_by_name("natural").run(workspace, scale_by_name("embedded"))
+    store = Store(tmp_path)
+    result = experiment_by_name("natural").run(store, scale_by_name("embedded"))
     judgement = experiment_by_name("natural").judge(result)["ratio"]
     assert "not on this machine" in judgement.evidence and str(judgement.verdict) == "not testable here"
     assert (

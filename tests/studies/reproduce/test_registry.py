@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from convergeflow.errors import UserError
+from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import drawing, engine, judges, kinds, paper
 from convergeflow.studies.reproduce.registry import Claim, Experiment, experiment_by_name, experiments
 from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
 from convergeflow.studies.reproduce.verdict import Verdict
-from convergeflow.studies.reproduce.workspace import Workspace
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "experiments"
 CURVES = ("controls", "combination", "unconditional", "configurations", "systems")
@@ -83,7 +83,7 @@ def test_a_family_of_points_is_expanded_as_it_says() -> None:
 
 
 def run(experiment: Experiment, folder: Path, scale: str) -> ExperimentResult:
-    return experiment.run(Workspace(folder), scale_by_name(scale))
+    return experiment.run(Store(folder), scale_by_name(scale))
 
 
 def test_embedded_scale_samples_at_most_sixty_points(answered: Any, tmp_path: Path) -> None:

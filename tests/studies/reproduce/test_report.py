@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from convergeflow.cli.main import main
+from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import report, scale
 from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
 from convergeflow.studies.reproduce.scale import ExperimentScale
-from convergeflow.studies.reproduce.workspace import Workspace
 
 TRAINED = ("convergence", "objectives", "token-rules", "sanity", "systems", "natural", "facts")
 
@@ -24,7 +24,7 @@ def done(
 ) -> Iterator[tuple[Path, list[report.Finished]]]:
     folder = tmp_path_factory.mktemp("reproduction")
     chosen = [experiment_by_name(name) for name in TRAINED]
-    yield folder, report.reproduce(chosen, Workspace(folder), micro)
+    yield folder, report.reproduce(chosen, Store(folder), micro)
 
 
 def test_every_claim_has_a_verdict_with_evidence(done: tuple[Path, list[report.Finished]]) -> None:
@@ -63,7 +63,7 @@ def test_a_second_run_measures_nothing_and_says_the_same(
 ) -> None:
     folder, finished = done
     said: list[str] = []
-    again = report.reproduce([one.experiment for one in finished], Workspace(folder, note=said.append), micro)
+    again = report.reproduce([one.experiment for one in finished], Store(folder, note=said.append), micro)
     assert [one.describe()["claims"] for one in again] == [one.describe()["claims"] for one in finished]
     points = [line for line in said if line.startswith("[")]
     assert points and all("kept from before" in line for line in points)
@@ -118,4 +118,4 @@ def test_a_model_that_is_not_there_is_asked_for_by_name(tmp_path: Path) -> None:
     from convergeflow.studies.reproduce.models import sampled_model
 
     with pytest.raises(UserError, match="convergeflow-owt"):
-        sampled_model(Workspace(tmp_path), scale.scale_by_name("paper"))
+        sampled_model(Store(tmp_path), scale.scale_by_name("paper"))

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from convergeflow.flow.schedule import Linear
+from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import proposition1, theorem1, toys
 from convergeflow.studies.reproduce.registry import experiment_by_name
 from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Verdict
-from convergeflow.studies.reproduce.workspace import Workspace
 
 THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
 
@@ -21,14 +21,14 @@ THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
 @pytest.mark.parametrize("name", THEORY)
 def test_the_theory_is_reproduced_and_drawn(name: str, micro: ExperimentScale, tmp_path: Path) -> None:
     experiment = experiment_by_name(name)
-    result = experiment.run(Workspace(tmp_path), micro)
+    result = experiment.run(Store(tmp_path), micro)
     judged = experiment.judge(result)
     assert {claim: str(j.verdict) for claim, j in judged.items()} == dict.fromkeys(judged, "reproduced")
     assert all(path.is_file() for path in experiment.draw(result, tmp_path / "figures"))
 
 
 def test_a_flow_that_does_not_arrive_is_judged_not_reproduced(micro: ExperimentScale, tmp_path: Path) -> None:
-    result = experiment_by_name("theorem1").run(Workspace(tmp_path), micro)
+    result = experiment_by_name("theorem1").run(Store(tmp_path), micro)
     stuck = [
         {**record, "key": {**record["key"], "toy": "prior"}}
         for record in result.records

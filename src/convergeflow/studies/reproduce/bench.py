@@ -7,30 +7,30 @@ grid point are equal; at the paper's schedule they stay what they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from convergeflow.data.tokenizer import Tokenizer
-from convergeflow.evaluation.entropy import sample_entropies, unigram_entropy
-from convergeflow.evaluation.estimate import Estimate, finite, mean
+from convergeflow.evaluation.assess import Assessor, Reading
+from convergeflow.evaluation.estimate import finite, mean
 from convergeflow.evaluation.exact import exact_scores
-from convergeflow.evaluation.generative import perplexity
-from convergeflow.evaluation.protocol import PROTOCOLS
+from convergeflow.evaluation.protocol import PROTOCOLS, Protocol
 from convergeflow.evaluation.reference import Reference, corpus_reference, stories_reference
-from convergeflow.evaluation.scorers import Scorer, Texts, scorer_named
+from convergeflow.evaluation.scorers import Texts, scorer_named
 from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, rescaled
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
 from convergeflow.sampling.plan import PAPER_SCHEDULE
 from convergeflow.sampling.settings import Settings
+from convergeflow.results.draw import draw
+from convergeflow.results.store import Arrays, Store
 from convergeflow.studies.reproduce import models
 from convergeflow.studies.reproduce.models import Kept
 from convergeflow.studies.reproduce.scale import ExperimentScale
-from convergeflow.studies.reproduce.workspace import Workspace
 from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 PAPER_PROTOCOL = "convergeflow-2026"
@@ -51,29 +51,31 @@ def seeds_of(num: int) -> list[int]:
 
 
 class Bench:
-    """Measures points of one scale in one workspace."""
+    """Measures points of one scale in one store."""
 
-    def __init__(self, workspace: Workspace, scale: ExperimentScale) -> None:
-        self.workspace, self.scale = workspace, scale
+    def __init__(self, store: Store, scale: ExperimentScale) -> None:
+        self.store, self.scale = store, scale
         self._loaded: tuple[str, ConvergeFlowModel] | None = None
 
     @cached_property
     def model(self) -> Kept:
         """The model that most points sample."""
-        return models.sampled_model(self.workspace, self.scale)
+        return models.sampled_model(self.store, self.scale)
 
     @cached_property
-    def scorer(self) -> Scorer:
-        return scorer_named(self.scale.scorer)
+    def assessor(self) -> Assessor:
+        return Assessor(scorer_named(self.scale.scorer), self.reference)
+
+    @property
+    def protocol(self) -> Protocol:
+        return PROTOCOLS[EXACT_PROTOCOL if self.scale.scorer == "exact" else PAPER_PROTOCOL]
 
     @cached_property
     def reference(self) -> Reference:
         """Real text of the samples' length."""
         if self.scale.corpus == "stories":
             return stories_reference(self.scale.num_samples, self.scale.length)
-        return corpus_reference(
-            models.corpus_for(self.workspace, self.scale), self.scale.num_samples, self.scale.length
-        )
+        return corpus_reference(models.corpus_for(self.store, self.scale), self.scale.num_samples, self.scale.length)
 
     def load(self, kept: Kept) -> ConvergeFlowModel:
         """The model, kept in memory until another one is asked for."""
@@ -104,76 +106,59 @@ class Bench:
             ids, facts = self.samples(kept, settings, num)
             return {**self.score(ids[rule]), **facts}
 
-        record = self.workspace.point("samples", key, compute, label=label if rule == "weight" else f"{label}, {rule}")
+        record = self.store.point("samples", key, compute, label=label if rule == "weight" else f"{label}, {rule}")
         return {**record, "label": label}
 
-    def samples(
-        self, kept: Kept, settings: Settings, num: int
-    ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    def samples(self, kept: Kept, settings: Settings, num: int) -> tuple[Arrays, dict[str, Any]]:
         """Ids under every token rule, [num, length] each; kept, so that a second rule costs nothing."""
         settings = replace(settings, decode="weight")
-        store = self.workspace.sample_store(
-            {"settings": settings.describe(), "model": kept.weights, "n": num, "length": self.scale.length}
-        )
-        stored = store.read()
-        if stored is None:
-            model = self.load(kept)
-            drawn = model.sample(num, self.scale.length, seeds=seeds_of(num), settings=settings)
-            arrays = {
-                name.removeprefix("ids_"): value.numpy().astype(np.int32)
+
+        def compute() -> tuple[Arrays, dict[str, Any]]:
+            about = {"name": kept.name, "weights": kept.weights}
+            drawn = draw(
+                self.load(kept), {"settings": settings}, about=about, seeds=seeds_of(num), length=self.scale.length
+            )
+            ids = {
+                name.removeprefix("ids_"): value.astype(np.int32)
                 for name, value in drawn.extras.items()
                 if name.startswith("ids_")
             }
             plan = drawn.settings["plan"]
-            facts = {
-                "nfe_counted": drawn.nfe,
+            return ids, {
+                "nfe_counted": max(drawn.calls),
                 "steps": plan["num_steps"],
                 "refinements": plan["refinements"],
                 "last_scg": plan["effective_scg"][-1],
                 "last_ug": plan["effective_ug"][-1],
             }
-            store.write(arrays, facts)
-            stored = (arrays, facts)
-        return stored
+
+        key = {"settings": settings.describe(), "model": kept.weights, "n": num, "length": self.scale.length}
+        return self.store.arrays(key, compute)
+
+    def read(self, ids: np.ndarray[Any, Any]) -> Reading:
+        """What the scorer says of texts under the protocol of the scale."""
+        tokenizer = None if self.scale.scorer == "exact" else self.reference.tokenizer
+        return self.assessor.read(Texts.from_ids(ids, tokenizer), self.protocol)
 
     def score(self, ids: np.ndarray[Any, Any]) -> dict[str, Any]:
         """Gen. PPL, entropy and what the corpus allows besides, as JSON values."""
         ids = np.asarray(ids, dtype=np.int64)
-        tokenizer: Tokenizer | None = self.reference.tokenizer
-        exact = self.scale.scorer == "exact"
-        protocol = PROTOCOLS[EXACT_PROTOCOL if exact else PAPER_PROTOCOL]
-        scored = self.scorer.score(Texts.from_ids(ids, None if exact else tokenizer), protocol)
-        values = {"gen_ppl": perplexity(scored, protocol.aggregate), "entropy": unigram_entropy(list(ids))}
-        numbers = _flat(values)
-        if exact:
-            found = exact_scores(ids).metrics
-            numbers |= _flat({name: found[name] for name in ("valid", "valid_sentences", "facts_kept", "slot_kl")})
+        reading = self.read(ids)
         # How many different texts there are: a sampler that repeats itself must not pass.
-        numbers |= _flat({"distinct": mean(_first_occurrence(ids))})
-        each = {
-            "nll": [round(float(value), 4) for value in scored.nll],
-            "tokens": [int(value) for value in scored.tokens],
-            "entropy": [round(float(value), 5) for value in sample_entropies(list(ids))],
-        }
-        return {**numbers, "n": len(ids), "protocol": protocol.id, "per_sample": each}
+        found = {"distinct": mean(_first_occurrence(ids))}
+        if self.scale.scorer == "exact":
+            exact = exact_scores(ids).metrics
+            found |= {name: exact[name] for name in ("valid", "valid_sentences", "facts_kept", "slot_kl")}
+        values = {name: finite(estimate.value) for name, estimate in found.items()}
+        errors = {f"{name}_se": finite(estimate.se) for name, estimate in found.items()}
+        each = {"protocol": self.protocol.id, "per_sample": reading.per_sample()}
+        return {**reading.headline(), **values, **errors, **each}
 
     def real_text(self) -> dict[str, Any]:
         """The record of real text, scored like samples."""
-        key = {
-            "text": "real",
-            "n": self.scale.num_samples,
-            "length": self.scale.length,
-            "scorer": self.scale.scorer,
-            "corpus": self.reference.fingerprint,
-        }
+        return self.text("real", lambda: self.reference.real, label="real text")
 
-        def compute() -> dict[str, Any]:
-            assert self.reference.real is not None
-            return self.score(self.reference.real)
-
-        return self.workspace.point("baselines", key, compute, label="real text")
-
-    def text(self, name: str, ids: Any) -> dict[str, Any]:
+    def text(self, name: str, ids: Callable[[], Any], label: str = "") -> dict[str, Any]:
         """The record of texts that no model wrote; `ids` is a function that makes them."""
         key = {
             "text": name,
@@ -182,22 +167,11 @@ class Bench:
             "scorer": self.scale.scorer,
             "corpus": self.reference.fingerprint,
         }
-        return self.workspace.point("baselines", key, lambda: self.score(ids()), label=name)
+        return self.store.point("baselines", key, lambda: self.score(ids()), label=label or name)
 
 
 def _first_occurrence(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """1 for a sample that did not occur before it in the list, 0 for a repetition, [n]."""
-    seen: set[bytes] = set()
-    fresh = []
-    for row in ids:
-        text = row.tobytes()
-        fresh.append(float(text not in seen))
-        seen.add(text)
-    return np.array(fresh)
-
-
-def _flat(values: dict[str, Estimate]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, estimate in values.items():
-        flat[name], flat[f"{name}_se"] = finite(estimate.value), finite(estimate.se)
-    return flat
+    fresh = np.zeros(len(ids))
+    fresh[np.unique(ids, axis=0, return_index=True)[1]] = 1.0
+    return fresh

@@ -18,9 +18,10 @@ from scipy.stats import chi
 
 from convergeflow.flow.convergence import percentile_band
 from convergeflow.flow.schedule import Linear
+from convergeflow.results import figures
 from convergeflow.sampling.observation import Trace
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import models, paper, plotting
+from convergeflow.studies.reproduce import models, paper
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
 from convergeflow.studies.reproduce.verdict import Judgement, decide, equal, exactly
@@ -58,14 +59,14 @@ def _follow(bench: Bench, kept: models.Kept) -> dict[str, Any]:
 
 
 def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    workspace, scale = bench.workspace, bench.scale
-    start = models.start_model(workspace, scale)
+    store, scale = bench.store, bench.scale
+    start = models.start_model(store, scale)
     records = []
     for predictor in PREDICTORS:
-        kept = models.scratch_model(workspace, scale, predictor, start, TRAINED_TO)
+        kept = models.scratch_model(store, scale, predictor, start, TRAINED_TO)
         key = {"predictor": predictor, "model": kept.weights, "sequences": scale.trace_sequences, "points": POINTS}
         label = f"distances along the flow, {predictor}"
-        record = workspace.point("convergence", key, partial(_follow, bench, kept), label=label)
+        record = store.point("convergence", key, partial(_follow, bench, kept), label=label)
         records.append({**record, "predictor": predictor})
     return records, {}
 
@@ -143,13 +144,13 @@ def alike_in_noise(result: ExperimentResult) -> Judgement:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = plotting.panels(2, width=5.2)
+    figure, axes = figures.panels(2, width=5.2)
     top = max(band["high"] for predictor in PREDICTORS for band in _values(result, predictor)["second"])
     for panel, (predictor, title) in zip(axes, PREDICTORS.items(), strict=True):
         values = _values(result, predictor)
         for name, label, colour in (
-            ("nearest", "nearest embedding", plotting.COLOURS[0]),
-            ("second", "second nearest", plotting.COLOURS[1]),
+            ("nearest", "nearest embedding", figures.COLOURS[0]),
+            ("second", "second nearest", figures.COLOURS[1]),
         ):
             bands = values[name]
             middle = np.array([band["middle"] for band in bands])
@@ -169,7 +170,7 @@ def draw(result: ExperimentResult) -> Figure:
         panel.set_yscale("log")
         panel.set_ylim(0.3, 1.3 * top)
         panel.set_xlim(-8.3, FOLLOWED_TO + 0.3)
-        plotting.label_axes(
+        figures.label_axes(
             panel,
             "log-SNR (nats)",
             r"$\Vert x - \alpha e_j\Vert / (\sigma \sqrt{d})$",

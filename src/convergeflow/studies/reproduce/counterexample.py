@@ -21,9 +21,10 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.fused import nearest
+from convergeflow.results import figures
 from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import drawing, plotting, toys
+from convergeflow.studies.reproduce import drawing, toys
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_most, decide, measured
@@ -62,7 +63,7 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
 def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     num = bench.scale.toy_trajectories
     records = [
-        bench.workspace.point(
+        bench.store.point(
             "counterexample",
             {"schedule": name, "steps": num_steps, "trajectories": num, "width": WIDTH},
             partial(_run, name, num_steps, num),
@@ -111,8 +112,8 @@ def does_not_fall(result: ExperimentResult) -> Judgement:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = plotting.panels(2, width=5.2)
-    for name, colour, marker in zip(SCHEDULES, plotting.COLOURS, "os", strict=False):
+    figure, axes = figures.panels(2, width=5.2)
+    for name, colour, marker in zip(SCHEDULES, figures.COLOURS, "os", strict=False):
         series = _series(result, name)
         steps = [record["steps"] for record in series]
         drawing.series(axes[0], series, "steps", "far", marker=marker, color=colour, label=f"flow, {name} schedule")
@@ -121,11 +122,11 @@ def draw(result: ExperimentResult) -> Figure:
     bound = result.records[0]["values"]["lower_bound"]
     axes[0].axhline(bound, color="black", linestyle=":", label=f"paper's lower bound, {bound:.3f}")
     axes[0].set_ylim(0, 1.08)
-    plotting.label_axes(
+    figures.label_axes(
         axes[0], "steps N", r"P( $\min_j \Vert x/\alpha - e_j\Vert \geq 1$ )", "The flow misses every embedding ..."
     )
     axes[0].legend(loc="center right")
-    plotting.label_axes(
+    figures.label_axes(
         axes[1],
         "steps N (the last time tends to 1)",
         r"mean $\Vert \mu(x_t, t) - x_\star\Vert$",
@@ -133,6 +134,6 @@ def draw(result: ExperimentResult) -> Figure:
     )
     axes[1].legend()
     for panel in axes:
-        plotting.count_axis(panel, [record["steps"] for record in _series(result, "linear")])
-    plotting.plain_logarithm(axes[1])
+        figures.count_axis(panel, [record["steps"] for record in _series(result, "linear")])
+    figures.plain_logarithm(axes[1])
     return figure

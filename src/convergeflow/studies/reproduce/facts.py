@@ -24,7 +24,8 @@ from convergeflow.evaluation.estimate import Estimate
 from convergeflow.flow.path import sample_path
 from convergeflow.model.fused import kernel_scores
 from convergeflow.randomness import RowDraws
-from convergeflow.studies.reproduce import drawing, models, plotting
+from convergeflow.results import figures
+from convergeflow.studies.reproduce import drawing, models
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, below, not_testable
@@ -55,11 +56,11 @@ def repeated(tokens: Tensor) -> list[tuple[int, list[int], str]]:
 
 
 def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    workspace, scale = bench.workspace, bench.scale
+    store, scale = bench.store, bench.scale
     if scale.corpus != "stories":
         return [], {"missing": "only stories say which words are facts"}
     levels = (3.0, MIDDLE) if scale.name == "test" else LEVELS
-    corpus = models.corpus_for(workspace, scale)
+    corpus = models.corpus_for(store, scale)
     key = {"model": bench.model.weights, "n": scale.num_samples, "corpus": corpus.fingerprint}
     records: list[Record] = []
     for level in levels:
@@ -69,7 +70,7 @@ def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
             return _read(bench.load(bench.model), tokens, corpus.unigram, level)
 
         label = f"facts at gamma {level:g}"
-        record = workspace.point("facts", {**key, "gamma": level}, compute, label=label)
+        record = store.point("facts", {**key, "gamma": level}, compute, label=label)
         records.append({**record, "gamma": level, "curve": "readers", "order": len(records)})
     return records, {}
 
@@ -132,18 +133,18 @@ def reads_more(result: ExperimentResult, weak: str, allowance: float, what: str)
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, (all_kinds, by_kind) = plotting.panels(2, width=5.2)
+    figure, (all_kinds, by_kind) = figures.panels(2, width=5.2)
     gammas = [record["gamma"] for record in result.records]
-    for reader, colour, marker in zip(READERS, plotting.COLOURS, "vos", strict=False):
+    for reader, colour, marker in zip(READERS, figures.COLOURS, "vos", strict=False):
         if None not in [record["values"][reader] for record in result.records]:
             drawing.series(all_kinds, result.records, "gamma", reader, color=colour, marker=marker, label=reader)
-    for kind, colour in zip(KINDS, plotting.COLOURS, strict=False):
+    for kind, colour in zip(KINDS, figures.COLOURS, strict=False):
         shares = [record["values"][f"model_{kind}"] for record in result.records]
         if None not in shares:
             by_kind.plot(gammas, shares, color=colour, marker="o", markersize=3, label=kind)
     title = f"Repeated facts read right ({result.scale})"
-    plotting.label_axes(all_kinds, "gamma (noise rises to the right)", "share of mentions", title)
-    plotting.label_axes(by_kind, "gamma (noise rises to the right)", "share of mentions", "The model, by kind")
+    figures.label_axes(all_kinds, "gamma (noise rises to the right)", "share of mentions", title)
+    figures.label_axes(by_kind, "gamma (noise rises to the right)", "share of mentions", "The model, by kind")
     for axis in (all_kinds, by_kind):
         axis.set_ylim(0, 1.02)
         if axis.get_legend_handles_labels()[1]:

@@ -37,7 +37,7 @@ def agreement(bench: Bench, settings: Settings, point: dict[str, Any], label: st
             values[rule], values[f"{rule}_se"] = each.value, each.se
         return {**values, "positions": int(ids["weight"].size)}
 
-    return bench.workspace.point("agreement", key, compute, label=label)
+    return bench.store.point("agreement", key, compute, label=label)
 
 
 def freezing(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
@@ -60,7 +60,7 @@ def freezing(bench: Bench, settings: Settings, point: dict[str, Any], label: str
         }
 
     named = criterion_name(asdict(criterion))
-    record = bench.workspace.point("freezing", key, compute, label=f"{label}, {named}")
+    record = bench.store.point("freezing", key, compute, label=f"{label}, {named}")
     return {**record, **asdict(criterion)}
 
 

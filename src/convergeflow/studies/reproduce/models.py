@@ -1,19 +1,19 @@
-"""The models an experiment needs: found by name, or trained with the package's own trainer and kept in the workspace.
+"""The models an experiment needs: found by name, or trained with the package's own trainer and kept in the store.
 
 Training goes on from its newest checkpoint when it was stopped. At paper scale the same functions expect what
-`convergeflow import` and `convergeflow train owt` made, as folders or links under models/ of the workspace.
+`convergeflow import` and `convergeflow train owt` made, as folders or links under models/ of the store.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -22,9 +22,9 @@ from convergeflow.errors import UserError
 from convergeflow.flow.schedule import schedule_from
 from convergeflow.model.small_scale import Extras
 from convergeflow.objective.losses import Loss
-from convergeflow.randomness import derive_seed
+from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.results.store import Store, digest
 from convergeflow.studies.reproduce.scale import ExperimentScale
-from convergeflow.studies.reproduce.workspace import Workspace
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import checkpoint
 from convergeflow.training.build import open_corpus
@@ -55,8 +55,6 @@ class Kept:
     folder: Path
     weights: str
     """Hash of the weights: part of the key of everything that is measured on it."""
-    numbers: dict[str, Any]
-    """What its training said at the end."""
 
     def load(self) -> ConvergeFlowModel:
         model = load_model(self.folder)
@@ -64,27 +62,27 @@ class Kept:
         return model
 
 
-def corpus_for(workspace: Workspace, scale: ExperimentScale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its preset says, others are prepared."""
+def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
+    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its recipe says, others are prepared."""
     if scale.corpus == "stories":
-        out = workspace.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
+        out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
     if scale.corpus == "sotu":
         return open_corpus(resolve("sotu"))
-    folder = workspace.folder / "corpora" / scale.corpus
+    folder = store.folder / "corpora" / scale.corpus
     if not (folder / "manifest.json").is_file():
         raise UserError(
-            f"scale {scale.name} needs the corpus {scale.corpus} in {folder}: convergeflow prepare "
-            f"hf:Skylion007/openwebtext --tokenizer gpt2 --length {scale.length} --out {folder}"
+            f"scale {scale.name} needs the corpus {scale.corpus}: prepare hf:Skylion007/openwebtext with `tokenizer` "
+            f"gpt2, `length` {scale.length} and `out` {folder}"
         )
     return Corpus.open(folder)
 
 
-def found(workspace: Workspace, name: str) -> Kept:
-    """A model of the workspace or of the package, by name."""
-    folder = workspace.model_folder(name)
+def found(store: Store, name: str) -> Kept:
+    """A model of the store or of the package, by name."""
+    folder = store.model_folder(name)
     if not (folder / "config.json").is_file():
         if name not in shipped_models():
             raise UserError(
@@ -92,14 +90,14 @@ def found(workspace: Workspace, name: str) -> Kept:
                 f"{', '.join(shipped_models()) or 'none'}"
             )
         folder = locate(name)
-    return Kept(name, folder, weights_hash(folder), {})
+    return Kept(name, folder, weights_hash(folder))
 
 
-def start_model(workspace: Workspace, scale: ExperimentScale) -> Kept:
+def start_model(store: Store, scale: ExperimentScale) -> Kept:
     """The CE-trained model (LangFlow's role): its table and weights are what the others start from."""
     if scale.start is not None:
-        return found(workspace, scale.start)
-    corpus = corpus_for(workspace, scale)
+        return found(store, scale.start)
+    corpus = corpus_for(store, scale)
     if scale.name == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
         recipe = resolve("stories")
@@ -117,33 +115,30 @@ def start_model(workspace: Workspace, scale: ExperimentScale) -> Kept:
     def build() -> ConvergeFlowModel:
         return _fresh(scale, corpus, **options)
 
-    return trained(workspace, scale, "start-ce", build, stages)[-1]
+    return trained(store, scale, "start-ce", build, stages)[-1]
 
 
-def sampled_model(workspace: Workspace, scale: ExperimentScale) -> Kept:
+def sampled_model(store: Store, scale: ExperimentScale) -> Kept:
     """The model whose samples are measured: ConvergeFlow, trained with MSE from the CE-trained one."""
     if scale.model is not None:
-        return found(workspace, scale.model)
-    start = start_model(workspace, scale)
+        return found(store, scale.model)
+    start = start_model(store, scale)
     stage = _stage("mse", "mse", scale.start_steps // 2, lr=1e-3)
-    return trained(workspace, scale, "convergeflow", start.load, [stage], parent=start)[-1]
+    return trained(store, scale, "convergeflow", start.load, [stage], parent=start)[-1]
 
 
 def continued(
-    workspace: Workspace, scale: ExperimentScale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
+    store: Store, scale: ExperimentScale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
 ) -> list[Kept]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
     lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
-    parts = [
-        _stage(f"part{index}", objective, steps // checkpoints, lr=lr, ramp=index == 0, keep_moments=index > 0)
-        for index in range(checkpoints)
-    ]
-    return trained(workspace, scale, name, parent.load, parts, parent=parent)
+    parts = _parts(checkpoints, objective, steps, lr=lr)
+    return trained(store, scale, name, parent.load, parts, parent=parent)
 
 
-def scratch_model(workspace: Workspace, scale: ExperimentScale, predictor: str, table: Kept, log_snr: float) -> Kept:
+def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: Kept, log_snr: float) -> Kept:
     """A model from random init with the given predictor, the fixed table of another, and a linear schedule."""
-    corpus = corpus_for(workspace, scale)
+    corpus = corpus_for(store, scale)
 
     def build() -> ConvergeFlowModel:
         # Gates opened at the start in place of a longer run; no other departure from the paper's network.
@@ -156,26 +151,14 @@ def scratch_model(workspace: Workspace, scale: ExperimentScale, predictor: str, 
         return model
 
     stage = _stage("mse", "mse", scale.scratch_steps, lr=1e-3 if scale.size != "base" else 1e-4)
-    return trained(workspace, scale, f"scratch-{predictor}", build, [stage], parent=table)[-1]
+    return trained(store, scale, f"scratch-{predictor}", build, [stage], parent=table)[-1]
 
 
-def learned_table_model(workspace: Workspace, scale: ExperimentScale, parent: Kept) -> list[Kept]:
+def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> list[Kept]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
-    corpus = corpus_for(workspace, scale)
+    corpus = corpus_for(store, scale)
     # Fast enough that the table moves by its own size within the run.
     lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
-    parts = [
-        _stage(
-            f"part{index}",
-            "mse",
-            scale.collapse_steps // 4,
-            lr=lr,
-            learn_table=True,
-            ramp=index == 0,
-            keep_moments=index > 0,
-        )
-        for index in range(4)
-    ]
 
     def build() -> ConvergeFlowModel:
         model = _fresh(scale, corpus)
@@ -183,7 +166,8 @@ def learned_table_model(workspace: Workspace, scale: ExperimentScale, parent: Ke
             model.network.embedding.weight.copy_(parent.load().network.embedding.weight)
         return model
 
-    return trained(workspace, scale, "learned-table", build, parts, parent=parent)
+    parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True)
+    return trained(store, scale, "learned-table", build, parts, parent=parent)
 
 
 class CutLinear(ConvergeFlowModel):
@@ -191,7 +175,7 @@ class CutLinear(ConvergeFlowModel):
 
     last_time: float = 1.0
 
-    def loss(self, tokens: Any, *, times: Any, draws: Any) -> Loss:
+    def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         return super().loss(tokens, times=times * self.last_time, draws=draws)
 
 
@@ -215,6 +199,14 @@ def _stage(name: str, objective: str, steps: int, *, lr: float, ramp: bool = Tru
     return StageConfig(name=name, objective=objective, steps=max(1, steps), lr=lr, warmup=warmup, **changes)  # type: ignore[arg-type]
 
 
+def _parts(number: int, objective: str, steps: int, **changes: Any) -> list[StageConfig]:
+    """One run cut into equal stages, so that it is kept as it was after each."""
+    return [
+        _stage(f"part{index}", objective, steps // number, ramp=index == 0, keep_moments=index > 0, **changes)
+        for index in range(number)
+    ]
+
+
 def _optimizer(scale: ExperimentScale) -> OptimizerConfig:
     """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
     if scale.name == "embedded":
@@ -223,16 +215,16 @@ def _optimizer(scale: ExperimentScale) -> OptimizerConfig:
 
 
 def trained(
-    workspace: Workspace,
+    store: Store,
     scale: ExperimentScale,
     name: str,
-    build: Any,
+    build: Callable[[], ConvergeFlowModel],
     stages: list[StageConfig],
     *,
     parent: Kept | None = None,
 ) -> list[Kept]:
     """Train, or go on training, and keep the averaged model after every stage."""
-    corpus = corpus_for(workspace, scale)
+    corpus = corpus_for(store, scale)
     total = sum(stage.steps for stage in stages)
     # Every stage's end must be there afterwards, so checkpoints in between are made in runs of one stage only.
     every = min(500, total) if len(stages) == 1 else min(stage.steps for stage in stages)
@@ -259,8 +251,7 @@ def trained(
         "parent": None if parent is None else parent.weights,
     }
     # Another configuration is another run: it must not go on from this one's checkpoints.
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
-    out = workspace.model_folder(f"{name}-{digest}")
+    out = store.model_folder(f"{name}-{digest(key)[:8]}")
 
     def compute() -> dict[str, Any]:
         accelerator = Accelerator(cpu=choose_device("auto").device.type == "cpu")
@@ -274,15 +265,12 @@ def trained(
             steps += stage.steps
             folder = out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{steps:08d}"
             ends.append(
-                {"step": steps, "folder": str(folder.relative_to(workspace.folder)), "weights": weights_hash(folder)}
+                {"step": steps, "folder": str(folder.relative_to(store.folder)), "weights": weights_hash(folder)}
             )
         return {"ends": ends, "evaluation": outcome.evaluation}
 
     def whole(values: dict[str, Any]) -> bool:
-        return all((workspace.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
+        return all((store.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
 
-    record = workspace.point("models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
-    return [
-        Kept(name, workspace.folder / end["folder"], end["weights"], {"step": end["step"]})
-        for end in record["values"]["ends"]
-    ]
+    record = store.point("models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
+    return [Kept(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]

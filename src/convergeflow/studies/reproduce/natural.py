@@ -1,8 +1,8 @@
 """The headline on natural text: what `systems` measures, on the State of the Union speeches (Figure 1, Table 1).
 
 Stories are scored exactly but written by a program. At embedded scale this experiment samples the shipped `sotu-whole`
-and lets SmolLM2 score it, where that is at hand; other systems are the models named `rival-NAME` in the workspace that
-have its vocabulary. At the other scales the corpus is the scale's own.
+and lets SmolLM2 score it, if both are on this machine. Other systems are the models named `rival-NAME` in the store
+that have its vocabulary. At the other scales the corpus is the scale's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spoken(scale: ExperimentScale) -> ExperimentScale:
 
 def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     try:
-        return systems.measure(Bench(bench.workspace, spoken(bench.scale)))
+        return systems.measure(Bench(bench.store, spoken(bench.scale)))
     except UserError as error:
         # A model, a text or a scorer that is not on this machine leaves the claims undecided, not the report unwritten.
         if bench.scale.name != "embedded":
@@ -57,7 +57,11 @@ def ratio(result: ExperimentResult) -> Judgement:
     ]
     crossing = result.values["at_data_entropy"]
     if not rivals or crossing["gen_ppl"] is None:
-        why = crossing["says"] if crossing["gen_ppl"] is None else "no other diffusion model of this corpus is at hand"
+        why = (
+            crossing["says"]
+            if crossing["gen_ppl"] is None
+            else "no other diffusion model of this corpus is in the output folder"
+        )
         return not_testable(why, said)
     best = min(rivals, key=lambda record: float(record["values"]["gen_ppl"]))
     value, error = best["values"]["gen_ppl"], best["values"]["gen_ppl_se"]

@@ -11,8 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from convergeflow.model.embedding import health
+from convergeflow.results import figures
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import drawing, models, plotting
+from convergeflow.studies.reproduce import drawing, models
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.models import Kept
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
@@ -21,20 +22,20 @@ SWITCHED = {"mse": "ce", "ce": "mse"}
 
 
 def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    workspace, scale = bench.workspace, bench.scale
-    start = models.start_model(workspace, scale)
+    store, scale = bench.store, bench.scale
+    start = models.start_model(store, scale)
     records = [_table(bench, start, 0), _sampled(bench, start, "start", 0)]
     half = scale.checkpoints // 2
     part = scale.continued_steps // scale.checkpoints
     for objective, other in SWITCHED.items():
         run = models.continued(
-            workspace, scale, f"continued-{objective}", start, objective, scale.continued_steps, scale.checkpoints
+            store, scale, f"continued-{objective}", start, objective, scale.continued_steps, scale.checkpoints
         )
         records += [_sampled(bench, kept, objective, number * part) for number, kept in enumerate(run, start=1)]
         name = f"{objective}-then-{other}"
-        switched = models.continued(workspace, scale, name, run[half - 1], other, half * part, half)
+        switched = models.continued(store, scale, name, run[half - 1], other, half * part, half)
         records += [_sampled(bench, kept, name, number * part) for number, kept in enumerate(switched, start=half + 1)]
-    for number, kept in enumerate(models.learned_table_model(workspace, scale, start), start=1):
+    for number, kept in enumerate(models.learned_table_model(store, scale, start), start=1):
         records.append(_table(bench, kept, number * scale.collapse_steps // 4))
     return records, {"half": half * part, "real": bench.real_text()["values"]}
 
@@ -51,14 +52,14 @@ def _table(bench: Bench, kept: Kept, step: int) -> Record:
         return {**vars(found), "collapsed": found.collapsed}
 
     label = f"token table after {step} steps of MSE"
-    record = bench.workspace.point("tables", {"model": kept.weights}, compute, label=label)
+    record = bench.store.point("tables", {"model": kept.weights}, compute, label=label)
     return {**record, "curve": "table", "step": step, "order": step}
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = plotting.panels(3, width=4.5)
+    figure, axes = figures.panels(3, width=4.5)
     half = result.values["half"]
-    styles = {"mse": (plotting.COLOURS[0], "o", "MSE"), "ce": (plotting.COLOURS[1], "s", "CE")}
+    styles = {"mse": (figures.COLOURS[0], "o", "MSE"), "ce": (figures.COLOURS[1], "s", "CE")}
     for run, (colour, marker, label) in styles.items():
         continued = [*result.curve("start"), *result.curve(run)]
         drawing.series(axes[0], continued, "step", "gen_ppl", color=colour, marker=marker, label=label)
@@ -69,12 +70,12 @@ def draw(result: ExperimentResult) -> Figure:
     for panel, title in zip(axes[:2], ("continued from one checkpoint", "objectives exchanged half way"), strict=True):
         drawing.logarithmic(panel)
         panel.legend(loc="best")
-        plotting.label_axes(panel, "additional training steps", "Gen. PPL", f"{title} ({result.scale})")
+        figures.label_axes(panel, "additional training steps", "Gen. PPL", f"{title} ({result.scale})")
     tables = result.curve("table")
     steps, ranks = [r["step"] for r in tables], [r["values"]["effective_rank"] for r in tables]
-    axes[2].plot(steps, ranks, "o-", color=plotting.COLOURS[2], label="effective rank")
+    axes[2].plot(steps, ranks, "o-", color=figures.COLOURS[2], label="effective rank")
     drawing.logarithmic(axes[2])
     axes[2].axhline(1.0, color="grey", linestyle=":", linewidth=1, label="all tokens in one direction")
-    plotting.label_axes(axes[2], "training steps", "effective rank of the table", "table learned with MSE alone")
+    figures.label_axes(axes[2], "training steps", "effective rank of the table", "table learned with MSE alone")
     axes[2].legend(loc="best")
     return figure

@@ -13,8 +13,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import numpy as np
-
 from convergeflow.errors import unknown_name
 from convergeflow.flow.guidance import Controls
 
@@ -91,10 +89,6 @@ def labels() -> list[str]:
     return list(_document()["tables"])
 
 
-def title(label: str) -> str:
-    return str(_table(label)["title"])
-
-
 def _table(label: str) -> dict[str, Any]:
     tables = _document()["tables"]
     if label not in tables:
@@ -136,11 +130,6 @@ def all_rows() -> list[Row]:
     return [row for label in labels() if label != SYSTEMS for row in rows(label)]
 
 
-def find(nfe: int, controls: Controls) -> list[Row]:
-    """All rows with this setting; the paper has more than one for some."""
-    return [row for row in all_rows() if row.nfe == nfe and row.controls == controls]
-
-
 def largest_contradiction() -> tuple[float, list[Row]]:
     """How far apart, as a share, two values of the paper for one setting are: no tolerance may be below this."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
@@ -161,12 +150,3 @@ def largest_contradiction() -> tuple[float, list[Row]]:
 
     worst = max(groups.values(), key=spread)
     return spread(worst), worst
-
-
-def gen_ppl_at_entropy(curve: list[tuple[float, float]], entropy: float) -> float | None:
-    """log Gen. PPL interpolated linearly in entropy along (gen_ppl, entropy) points; None outside their range."""
-    ordered = sorted(curve, key=lambda point: point[1])
-    levels = np.array([point[1] for point in ordered])
-    if len(levels) < 2 or not levels[0] <= entropy <= levels[-1]:
-        return None
-    return float(np.exp(np.interp(entropy, levels, np.log([point[0] for point in ordered]))))

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from convergeflow.flow.schedule import Coefficients, Linear
-from convergeflow.studies.reproduce import plotting, toys
+from convergeflow.results import figures
+from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_least, at_most
@@ -69,7 +70,7 @@ def _deviations(log_snr: float) -> dict[str, Any]:
 def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     size = {"vocabulary": VOCABULARY, "length": LENGTH, "width": WIDTH, "states": STATES}
     records = [
-        bench.workspace.point(
+        bench.store.point(
             "proposition1",
             {"log_snr": log_snr, **size},
             partial(_deviations, log_snr),
@@ -97,7 +98,7 @@ def control(result: ExperimentResult) -> Judgement:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, (axes,) = plotting.panels(1, width=6.2)
+    figure, (axes,) = figures.panels(1, width=6.2)
     levels = [record["values"]["log_snr"] for record in result.records]
     lines = (
         ("factorisation", "context posterior × kernel (Proposition 1)", "o"),
@@ -105,13 +106,13 @@ def draw(result: ExperimentResult) -> Figure:
         ("wrong_kernel", "control: kernel with a wrong variance", "^"),
         ("context_alone", "control: context posterior, no kernel", "v"),
     )
-    for (name, label, marker), colour in zip(lines, plotting.COLOURS, strict=False):
+    for (name, label, marker), colour in zip(lines, figures.COLOURS, strict=False):
         values = [max(record["values"][name], 1e-18) for record in result.records]
         axes.semilogy(levels, values, marker=marker, color=colour, label=label)
     axes.axhline(1e-10, color="grey", linestyle=":", linewidth=1)
     axes.text(levels[0], 2e-10, "tolerance", fontsize=8, color="grey")
     axes.set_ylim(1e-18, 30)
-    plotting.label_axes(
+    figures.label_axes(
         axes,
         "log-SNR (nats)",
         "largest deviation from\nthe enumerated posterior",

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
+from convergeflow.results import figures
 from convergeflow.sampling.cohort import Step
 from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import plotting, toys
+from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_least, at_most, decide
@@ -107,7 +108,7 @@ def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
         ({"part": "flow", "trajectories": trajectories, "steps": steps}, partial(_along_flow, trajectories, steps)),
         ({"part": "twins"}, _twins),
     )
-    return [bench.workspace.point("proposition3", {**key, **size}, compute) for key, compute in parts], {}
+    return [bench.store.point("proposition3", {**key, **size}, compute) for key, compute in parts], {}
 
 
 def _part(result: ExperimentResult, name: str) -> dict[str, Any]:
@@ -138,18 +139,16 @@ def separation_needed(result: ExperimentResult) -> Judgement:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = plotting.panels(2, width=5.2)
+    figure, axes = figures.panels(2, width=5.2)
     weights, flow = _part(result, "weights"), _part(result, "flow")
-    axes[0].loglog(
-        weights["gap"], weights["rest"], ".", color=plotting.COLOURS[0], markersize=3, label="random weights"
-    )
+    axes[0].loglog(weights["gap"], weights["rest"], ".", color=figures.COLOURS[0], markersize=3, label="random weights")
     line = [1e-12, 1.0]
     axes[0].loglog(
         line, [value / weights["rho"] for value in line], color="black", linestyle=":", label="bound of the proof"
     )
     axes[0].set_xlim(1e-12, 2)
     axes[0].set_ylim(1e-13, 30)
-    plotting.label_axes(
+    figures.label_axes(
         axes[0],
         r"$1 - \Vert\mu\Vert^2 / \Vert e\Vert^2$",
         r"$1 - \max_j w_j$",
@@ -158,8 +157,8 @@ def draw(result: ExperimentResult) -> Figure:
     axes[0].legend(loc="lower right")
     log_snr = [2 * math.log(t / (1.0 - t)) for t in flow["t"]]
     for name, label, marker, colour in (
-        ("rest_median", "median", "o", plotting.COLOURS[0]),
-        ("rest_99", "99th percentile", "s", plotting.COLOURS[1]),
+        ("rest_median", "median", "o", figures.COLOURS[0]),
+        ("rest_99", "99th percentile", "s", figures.COLOURS[1]),
     ):
         # Below the rounding of 1 - w there is nothing to see.
         visible = [(x, y) for x, y in zip(log_snr, flow[name], strict=True) if y > 1e-16]
@@ -167,7 +166,7 @@ def draw(result: ExperimentResult) -> Figure:
     axes[1].axhline(1e-16, color="grey", linestyle=":", linewidth=1)
     axes[1].text(log_snr[0], 2.5e-16, "one-hot to rounding", fontsize=8, color="grey")
     axes[1].set_xlim(log_snr[0] - 0.3, log_snr[-1] + 0.3)
-    plotting.label_axes(
+    figures.label_axes(
         axes[1], "log-SNR along the flow (nats)", r"$1 - \max_j w_j$", "Weights become one-hot along the flow"
     )
     axes[1].legend()

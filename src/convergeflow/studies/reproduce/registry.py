@@ -1,6 +1,6 @@
 """What an experiment is, and the list of all of them.
 
-An experiment asks one question, measures points into a workspace, draws them beside the paper's numbers, and judges the
+An experiment asks one question, measures points into a store, draws them beside the paper's numbers, and judges the
 paper's claims by what it measured. Its description is data, in `experiments/NAME.yaml`: question, costs, claims, and
 (unless a module of its own measures) points, figure and tables, which `engine.py` carries out. The same description
 holds at three scales; a scale only changes sizes. Nothing heavy is imported before an experiment runs.
@@ -21,8 +21,8 @@ from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data
 
 if TYPE_CHECKING:
+    from convergeflow.results.store import Store
     from convergeflow.studies.reproduce.verdict import Judgement
-    from convergeflow.studies.reproduce.workspace import Workspace
 
 NAMES = (
     "proposition1",
@@ -123,16 +123,16 @@ class Experiment:
             return None
         return getattr(import_module(f"convergeflow.studies.reproduce.{self.module}"), name, None)
 
-    def run(self, workspace: Workspace, scale: ExperimentScale) -> ExperimentResult:
+    def run(self, store: Store, scale: ExperimentScale) -> ExperimentResult:
         """Measure what is not measured yet."""
         from convergeflow.studies.reproduce import engine
         from convergeflow.studies.reproduce.bench import Bench
 
-        cost, bench = self.cost[scale.name], Bench(workspace, scale)
-        workspace.progress.begin(cost.points, cost.seconds)
+        cost, bench = self.cost[scale.name], Bench(store, scale)
+        store.pace.begin(cost.points, cost.seconds)
         measure = self.own("measure")
         records, values = engine.measure(self.points, bench) if measure is None else measure(bench)
-        workspace.progress.finish()
+        store.pace.finish()
         # Through JSON, so that a verdict never rests on anything that is not in the records.
         records, values = json.loads(json.dumps([records, values], allow_nan=False))
         return ExperimentResult(self.name, scale.name, records, values)
@@ -155,14 +155,14 @@ class Experiment:
         """The figure as files, PNG first; none where nothing was measured."""
         if not result.records:
             return []
-        folder.mkdir(parents=True, exist_ok=True)
         # matplotlib is slow to import, and listing needs none of it.
-        from convergeflow.studies.reproduce import drawing, plotting
+        from convergeflow.results import figures
+        from convergeflow.studies.reproduce import drawing
 
-        with plotting.style():
+        with figures.style():
             own = self.own("draw")
             figure = drawing.draw(self.figure, result) if own is None else own(result)
-            return plotting.save(figure, folder, self.name)
+            return figures.save(figure, folder, self.name)
 
     def tabulate(self, result: ExperimentResult) -> list[ReportTable]:
         """The tables of the report; none where nothing was measured."""

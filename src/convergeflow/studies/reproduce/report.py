@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convergeflow import __version__
+from convergeflow import __version__, files
+from convergeflow.results import pages
+from convergeflow.results.store import Pace, Store, readable
 from convergeflow.studies.reproduce import paper
-from convergeflow.studies.reproduce.registry import Experiment
+from convergeflow.studies.reproduce.registry import Claim, Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict
-from convergeflow.studies.reproduce.workspace import Progress, Workspace, readable, write_json
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class Finished:
     tables: list[ReportTable]
     seconds: float
 
+    @property
+    def pictures(self) -> list[Path]:
+        """The figures that a page shows."""
+        return [path for path in self.figures if path.suffix == ".png"]
+
     def describe(self) -> dict[str, Any]:
-        """For `reproduce --json`."""
+        """As JSON values, for `results/NAME.json`."""
         return {
             "name": self.experiment.name,
             "reference": self.experiment.reference,
@@ -56,45 +62,45 @@ class Finished:
 
 
 def reproduce(
-    experiments: Sequence[Experiment], workspace: Workspace, scale: ExperimentScale, *, page: str = "report"
+    experiments: Sequence[Experiment], store: Store, scale: ExperimentScale, *, page: str = "report"
 ) -> list[Finished]:
-    """Run experiments in order; what is in the workspace already is not measured again. `page` names the report."""
+    """Run experiments in order; what is in the store already is not measured again. `page` names the report."""
     costs = [experiment.cost[scale.name] for experiment in experiments]
     points, seconds = sum(cost.points for cost in costs), sum(cost.seconds for cost in costs)
-    workspace.progress = Progress(points, seconds, workspace.note)
-    workspace.note(
+    store.pace = Pace(points, seconds, store.note)
+    store.note(
         f"{len(experiments)} experiments at scale {scale.name}: about {points} points, "
         f"{readable(seconds)} if none is done yet"
     )
     finished: list[Finished] = []
     for experiment in experiments:
         started = time.perf_counter()
-        workspace.note(f"-- {experiment.name}: {experiment.question}")
-        result = experiment.run(workspace, scale)
+        store.note(f"-- {experiment.name}: {experiment.question}")
+        result = experiment.run(store, scale)
         done = Finished(
             experiment,
             result,
             experiment.judge(result),
-            experiment.draw(result, workspace.figures),
+            experiment.draw(result, store.figures),
             experiment.tabulate(result),
             time.perf_counter() - started,
         )
         finished.append(done)
         for name, judgement in done.judgements.items():
-            workspace.note(f"   {experiment.name}/{name}: {judgement.verdict}")
-        write_json(workspace.folder / "results" / f"{experiment.name}.json", done.describe())
-        write_pages(finished, workspace, scale, page)
+            store.note(f"   {experiment.name}/{name}: {judgement.verdict}")
+        files.write_json(store.folder / "results" / f"{experiment.name}.json", done.describe())
+        write_pages(finished, store, scale, page)
     return finished
 
 
 def write_pages(
-    finished: Sequence[Finished], workspace: Workspace, scale: ExperimentScale, page: str = "report"
+    finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str = "report"
 ) -> tuple[Path, Path]:
-    """PAGE.html and PAGE.md in the workspace."""
-    pages = workspace.folder / f"{page}.html", workspace.folder / f"{page}.md"
-    pages[0].write_text(_html_page(finished, scale), encoding="utf-8")
-    pages[1].write_text(_markdown_page(finished, workspace, scale), encoding="utf-8")
-    return pages
+    """PAGE.html and PAGE.md in the store."""
+    written = store.folder / f"{page}.html", store.folder / f"{page}.md"
+    written[0].write_text(_html_page(finished, scale), encoding="utf-8")
+    written[1].write_text(_markdown_page(finished, store, scale), encoding="utf-8")
+    return written
 
 
 def counts(finished: Sequence[Finished]) -> dict[str, int]:
@@ -120,76 +126,41 @@ def _introduction(finished: Sequence[Finished], scale: ExperimentScale) -> list[
     ]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3g}"
-    return str(value)
+def _verdict_rows(finished: Sequence[Finished]) -> list[tuple[Finished, Claim, Judgement]]:
+    return [(done, claim, done.judgements[claim.name]) for done in finished for claim in done.experiment.claims]
 
 
-# ---------------------------------------------------------------------------------------------------- Markdown
-
-
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    def line(cells: Sequence[Any]) -> str:
-        return "| " + " | ".join(_cell(cell).replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
-
-
-def _markdown_page(finished: Sequence[Finished], workspace: Workspace, scale: ExperimentScale) -> str:
+def _markdown_page(finished: Sequence[Finished], store: Store, scale: ExperimentScale) -> str:
     lines = [f"# Reproduction report, scale {scale.name}", ""]
     for paragraph in _introduction(finished, scale):
         lines += [paragraph, ""]
-    lines += ["## Verdicts", ""]
     rows = [
-        (
-            f"[{done.experiment.name}](#{done.experiment.name})",
-            claim.statement,
-            claim.reference,
-            done.judgements[claim.name].verdict,
-        )
-        for done in finished
-        for claim in done.experiment.claims
+        (f"[{done.experiment.name}](#{done.experiment.name})", claim.statement, claim.reference, judgement.verdict)
+        for done, claim, judgement in _verdict_rows(finished)
     ]
-    lines += [*_markdown_table(("experiment", "claim", "where", "verdict"), rows), ""]
+    lines += ["## Verdicts", "", *pages.markdown_table(("experiment", "claim", "where", "verdict"), rows), ""]
     for done in finished:
-        lines += [
-            f'<a id="{done.experiment.name}"></a>',
-            f"## {done.experiment.name}",
-            "",
-            f"*{done.experiment.reference}.* {done.experiment.question}",
-            "",
-        ]
-        for figure in done.figures:
-            if figure.suffix == ".png":
-                lines += [f"![{done.experiment.name}]({figure.relative_to(workspace.folder).as_posix()})", ""]
-        for claim in done.experiment.claims:
-            judgement = done.judgements[claim.name]
+        name = done.experiment.name
+        lines += [f'<a id="{name}"></a>', f"## {name}", ""]
+        lines += [f"*{done.experiment.reference}.* {done.experiment.question}", ""]
+        for figure in done.pictures:
+            lines += [f"![{name}]({figure.relative_to(store.folder).as_posix()})", ""]
+        for _, claim, judgement in _verdict_rows([done]):
             said = f" Paper: {judgement.paper}." if judgement.paper else ""
             lines.append(
                 f"- **{judgement.verdict}**: {claim.statement} ({claim.reference}). {judgement.evidence}.{said}"
             )
         lines.append("")
         for table in done.tables:
-            lines += [f"**{table.title}**", "", *_markdown_table(table.columns, table.rows), ""]
+            lines += [f"**{table.title}**", "", *pages.markdown_table(table.columns, table.rows), ""]
     return "\n".join(lines)
 
 
-# -------------------------------------------------------------------------------------------------------- HTML
-
 _STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#222}
-h1,h2{line-height:1.2} h2{margin-top:2.2em;border-top:1px solid #ddd;padding-top:1em}
-table{border-collapse:collapse;font-size:14px;margin:.6em 0 1.4em} td,th{padding:3px 10px;
-border-bottom:1px solid #e4e4e4;text-align:left;vertical-align:top} td.n{text-align:right;
-font-variant-numeric:tabular-nums} img{max-width:100%}
-.v{display:inline-block;padding:0 .5em;border-radius:.4em;white-space:nowrap;font-size:13px}
-.reproduced{background:#d8f0de}.not-reproduced{background:#f8d9d9}.not-testable-here{background:#ececec}
-.scroll{overflow-x:auto} .e{color:#555;font-size:14px} details{margin:.8em 0} code{background:#f4f4f4;padding:0 .2em}
+ .v { display: inline-block; padding: 0 .5em; border-radius: .4em; white-space: nowrap; font-size: 13px; }
+ .reproduced { background: #d8f0de; } .not-reproduced { background: #f8d9d9; }
+ .not-testable-here { background: #ececec; }
+ .e { color: #555; font-size: 14px; } details { margin: .8em 0; }
 """
 
 
@@ -197,45 +168,27 @@ def _badge(verdict: Verdict) -> str:
     return f'<span class="v {str(verdict).replace(" ", "-")}">{verdict}</span>'
 
 
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-
-    def cell(value: Any) -> str:
-        kind = ' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-        return f"<td{kind}>{html.escape(_cell(value))}</td>"
-
-    body = "".join("<tr>" + "".join(cell(value) for value in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def _html_page(finished: Sequence[Finished], scale: ExperimentScale) -> str:
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        f"<title>ConvergeFlow: reproduction, scale {scale.name}</title><style>{_STYLE}</style>",
-        f"<h1>Reproduction report, scale {scale.name}</h1>",
         *(f"<p>{_code(paragraph)}</p>" for paragraph in _introduction(finished, scale)),
         "<table><thead><tr><th>experiment</th><th>claim</th><th>where</th><th>verdict</th></tr></thead><tbody>",
+        *(
+            f'<tr><td><a href="#{done.experiment.name}">{done.experiment.name}</a></td>'
+            f"<td>{html.escape(claim.statement)}</td><td>{html.escape(claim.reference)}</td>"
+            f"<td>{_badge(judgement.verdict)}</td></tr>"
+            for done, claim, judgement in _verdict_rows(finished)
+        ),
+        "</tbody></table>",
     ]
     for done in finished:
-        for claim in done.experiment.claims:
-            parts.append(
-                f'<tr><td><a href="#{done.experiment.name}">{done.experiment.name}</a></td>'
-                f"<td>{html.escape(claim.statement)}</td><td>{html.escape(claim.reference)}</td>"
-                f"<td>{_badge(done.judgements[claim.name].verdict)}</td></tr>"
-            )
-    parts.append("</tbody></table>")
-    for done in finished:
-        parts.append(f'<h2 id="{done.experiment.name}">{done.experiment.name}</h2>')
-        parts.append(
-            f"<p><em>{html.escape(done.experiment.reference)}.</em> {html.escape(done.experiment.question)}</p>"
-        )
-        for figure in done.figures:
-            if figure.suffix == ".png":
-                data = base64.b64encode(figure.read_bytes()).decode()
-                parts.append(f'<p><img alt="{done.experiment.name}" src="data:image/png;base64,{data}"></p>')
+        name, reference, question = done.experiment.name, done.experiment.reference, done.experiment.question
+        parts.append(f'<h2 id="{name}">{name}</h2>')
+        parts.append(f"<p><em>{html.escape(reference)}.</em> {html.escape(question)}</p>")
+        for figure in done.pictures:
+            data = base64.b64encode(figure.read_bytes()).decode()
+            parts.append(f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>')
         parts.append("<ul>")
-        for claim in done.experiment.claims:
-            judgement = done.judgements[claim.name]
+        for _, claim, judgement in _verdict_rows([done]):
             said = f" Paper: {html.escape(judgement.paper)}." if judgement.paper else ""
             parts.append(
                 f"<li>{_badge(judgement.verdict)} {html.escape(claim.statement)} "
@@ -244,9 +197,9 @@ def _html_page(finished: Sequence[Finished], scale: ExperimentScale) -> str:
             )
         parts.append("</ul>")
         for table in done.tables:
-            shown = _html_table(table.columns, table.rows)
+            shown = pages.table(table.columns, table.rows)
             parts.append(f"<details open><summary>{html.escape(table.title)}</summary>{shown}</details>")
-    return "\n".join(parts)
+    return pages.page(f"Reproduction report, scale {scale.name}", "\n".join(parts), _STYLE)
 
 
 def _code(text: str) -> str:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 Record = dict[str, Any]
-"""A measured point as the workspace keeps it, with what the experiment knows of it beside: its curve, its setting."""
+"""A measured point as the store keeps it, with what the experiment knows of it beside: its curve, its setting."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ExperimentResult:
     experiment: str
     scale: str
     records: list[Record]
-    """One per point, as kept in the workspace."""
+    """One per point, as kept in the store."""
     values: dict[str, Any] = field(default_factory=dict)
     """What was computed from them."""
 

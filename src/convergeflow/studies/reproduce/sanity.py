@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from convergeflow.evaluation.protocol import PROTOCOLS
-from convergeflow.evaluation.scorers import Texts
 from convergeflow.flow.guidance import Controls
 from convergeflow.randomness import derive_seed
-from convergeflow.studies.reproduce import plotting
-from convergeflow.studies.reproduce.bench import EXACT_PROTOCOL, PAPER_PROTOCOL, Bench
+from convergeflow.results import figures
+from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
 from convergeflow.studies.reproduce.verdict import Judgement, below, decide, lower, measured
 
@@ -47,10 +45,7 @@ def _repeat_sentence(bench: Bench) -> np.ndarray[Any, Any]:
 def _one_text(bench: Bench) -> np.ndarray[Any, Any]:
     """The real block that the scorer likes best, as every sample."""
     assert bench.reference.real is not None
-    exact = bench.scale.scorer == "exact"
-    protocol = PROTOCOLS[EXACT_PROTOCOL if exact else PAPER_PROTOCOL]
-    texts = Texts.from_ids(bench.reference.real, None if exact else bench.reference.tokenizer)
-    best = int(np.argmin(bench.scorer.score(texts, protocol).nll))
+    best = int(np.argmin(bench.read(bench.reference.real).scored.nll))
     return np.repeat(bench.reference.real[best : best + 1], bench.scale.num_samples, axis=0)
 
 
@@ -134,10 +129,10 @@ def reasons(result: ExperimentResult) -> list[tuple[str, str]]:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = plotting.panels(2, width=5.2)
+    figure, axes = figures.panels(2, width=5.2)
     for index, record in enumerate(result.records):
         values = record["values"]
-        colour, marker = plotting.COLOURS[index], "*osD^v"[index]
+        colour, marker = figures.COLOURS[index], "*osD^v"[index]
         for panel, number in ((axes[0], "entropy"), (axes[1], "distinct")):
             panel.plot(
                 [values[number]],
@@ -150,10 +145,10 @@ def draw(result: ExperimentResult) -> Figure:
             )
     for panel in axes:
         panel.set_yscale("log")
-        plotting.plain_logarithm(panel)
+        figures.plain_logarithm(panel)
     axes[1].set_xlim(-0.06, 1.06)
-    plotting.label_axes(axes[0], "unigram entropy (nats)", "Gen. PPL", "What the two usual numbers see")
-    plotting.label_axes(axes[1], "share of different texts", "Gen. PPL", "What they do not see")
+    figures.label_axes(axes[0], "unigram entropy (nats)", "Gen. PPL", "What the two usual numbers see")
+    figures.label_axes(axes[1], "share of different texts", "Gen. PPL", "What they do not see")
     axes[0].legend(loc="best", fontsize=8)
     return figure
 

@@ -31,7 +31,7 @@ class ExperimentScale:
     size: str
     """The network of every model that is trained here (`config.SIZES`)."""
     model: str | None
-    """The model that is sampled: a shipped one, or one in the workspace. None trains it on the spot with MSE."""
+    """The model that is sampled: a shipped one, or one in the store. None trains it on the spot with MSE."""
     start: str | None
     """The CE-trained model (LangFlow) that training starts from, found alike. None trains it on the spot."""
     start_steps: int

@@ -1,9 +1,9 @@
 """All systems in one table and figure: Gen. PPL against entropy, at the data's entropy where reached (Figure 1).
 
-Every model that ships with the package (or lies in the workspace) and speaks the corpus' vocabulary is sampled through
-the one protocol that all systems follow; of those nothing here knows one by name but ours, whose curve is that of
-configuration C. Such models may have been trained for longer or shorter, so where `convergeflow compare` has put its
-table beside (`comparison-CORPUS/table.json` in the workspace), systems are judged by that: one budget for all.
+Every model that ships with the package (or lies in the store) and speaks the corpus' vocabulary is sampled through the
+one protocol that all systems follow. No system is known here by its name except ConvergeFlow, which is measured along
+the curve of configuration C. Such models may have been trained for longer or shorter. So where `convergeflow compare`
+has put its table (`comparison-CORPUS/table.json` in the store), systems are judged by that: one budget for all.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 import math
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.evaluation.frontier import FrontierPoint, interpolate
-from convergeflow.studies.reproduce import drawing, engine, models, paper, plotting
+from convergeflow.results import figures
+from convergeflow.studies.reproduce import drawing, engine, models, paper
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import experiment_by_name
 from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
@@ -38,7 +38,7 @@ def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
 
 def _compared(bench: Bench) -> list[dict[str, Any]]:
     """The rows of a comparison on this corpus at this budget of calls (AR has its own), if there is one."""
-    path = bench.workspace.folder / f"comparison-{bench.scale.corpus}" / "table.json"
+    path = bench.store.folder / f"comparison-{bench.scale.corpus}" / "table.json"
     if bench.scale.name == "test" or not path.is_file():
         return []
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
@@ -46,7 +46,7 @@ def _compared(bench: Bench) -> list[dict[str, Any]]:
 
 
 def compared_ratio(result: ExperimentResult, to: str = "") -> tuple[Estimate, str] | None:
-    """Our Gen. PPL at the data's entropy over that of the best other diffusion system of a comparison, or of `to`."""
+    """Our Gen. PPL at the data's entropy over the best other diffusion system's in a comparison, or over `to`'s."""
     there = {
         row["system"]: row["at_data_entropy"]
         for row in result.values.get("comparison") or []
@@ -64,29 +64,14 @@ def compared_ratio(result: ExperimentResult, to: str = "") -> tuple[Estimate, st
     return Estimate(ratio, spread, 0), best
 
 
-def _point(record: dict[str, Any]) -> FrontierPoint:
+def _point(record: Record) -> FrontierPoint:
     """A measured point as the frontier's interpolation takes it."""
-    values = record["values"]
-    each = {name: np.asarray(numbers, dtype=np.float64) for name, numbers in values["per_sample"].items()}
-    return FrontierPoint(
-        record["paper"]["label"],
-        values["gen_ppl"],
-        values["gen_ppl_se"],
-        values["entropy"],
-        values["entropy_se"],
-        NFE,
-        values["n"],
-        "reproduce",
-        each["nll"],
-        each["tokens"],
-        each["entropy"],
-        values.get("valid"),
-    )
+    return FrontierPoint.from_record(record["paper"]["label"], {**record["values"], "nfe": NFE, "seeds": "reproduce"})
 
 
 def _others(bench: Bench) -> list[str]:
     """Models of other systems that speak this corpus."""
-    folder = bench.workspace.folder / "models"
+    folder = bench.store.folder / "models"
     local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
     if bench.scale.name != "embedded":
         return local  # shipped models are larger than `test` allows, and do not speak the corpus of `paper`
@@ -99,7 +84,7 @@ def _vocabulary(shipped: str) -> int:
 
 
 def _rival(bench: Bench, name: str) -> dict[str, Any]:
-    kept = models.found(bench.workspace, name)
+    kept = models.found(bench.store, name)
     scale = bench.scale
     key = {"system": name, "model": kept.weights, "n": scale.num_samples, "length": scale.length, "nfe": NFE}
 
@@ -110,7 +95,7 @@ def _rival(bench: Bench, name: str) -> dict[str, Any]:
         drawn = model.sample(scale.num_samples, scale.length, seeds=seeds_of(scale.num_samples), nfe=NFE)
         return {**bench.score(drawn.ids.numpy()), "method": model.method, "nfe_counted": drawn.nfe}
 
-    return bench.workspace.point("systems", key, compute, label=f"system {name}")
+    return bench.store.point("systems", key, compute, label=f"system {name}")
 
 
 def usable(result: ExperimentResult) -> list[dict[str, Any]]:
@@ -154,14 +139,14 @@ def against(result: ExperimentResult, *, to: str, bound: float) -> Judgement:
     said = f"{bound:g}"
     compared = compared_ratio(result, to)
     if compared is None:
-        return not_testable("no comparison on one budget lies in the workspace (convergeflow compare)", said)
+        return not_testable("no comparison on one budget lies in the output folder (convergeflow compare)", said)
     ratio, other = compared
     what = f"Gen. PPL at the data's entropy over {other}'s, both trained on one budget"
     return below(ratio, exactly(bound), what=what, paper=said)
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, (theirs, ours) = plotting.panels(2, width=5.4, height=4.2)
+    figure, (theirs, ours) = figures.panels(2, width=5.4, height=4.2)
     for index, system in enumerate(paper.systems()):
         if system.gen_ppl is None:
             continue
@@ -171,7 +156,7 @@ def draw(result: ExperimentResult) -> Figure:
             [system.gen_ppl],
             "*" if mine else "o",
             markersize=12 if mine else 6,
-            color=plotting.COLOURS[index % len(plotting.COLOURS)],
+            color=figures.COLOURS[index % len(figures.COLOURS)],
         )
         # Some systems lie close together; their names go to different sides.
         left = system.name in ("SEDD Absorb", "SEDD Uniform", "LangFlow")
@@ -188,20 +173,18 @@ def draw(result: ExperimentResult) -> Figure:
     theirs.set_xlim(5.3, 5.68)
     theirs.set_yscale("log")
     theirs.set_ylim(30, 125)
-    plotting.plain_logarithm(theirs)
+    figures.plain_logarithm(theirs)
     curve = result.curve(OURS)
-    drawing.curve(ours, curve, label=f"{OURS}, C", colour=plotting.COLOURS[0])
+    drawing.curve(ours, curve, label=f"{OURS}, C", colour=figures.COLOURS[0])
     for index, record in enumerate((r for r in usable(result) if r["curve"] != OURS), start=1):
-        look = {"marker": "s^Dvph"[index % 6], "colour": plotting.COLOURS[index % 8], "line": ""}
+        look = {"marker": "s^Dvph"[index % 6], "colour": figures.COLOURS[index % 8], "line": ""}
         drawing.curve(ours, [record], label=record["curve"], **look)
     real = result.values["real"]
     ours.axvline(real["entropy"], color="grey", linestyle=":")
     drawing.mark_real(ours, real, [record["values"]["gen_ppl"] for record in curve])
     drawing.logarithmic(ours)
-    plotting.label_axes(
-        theirs, "unigram entropy (nats)", "Gen. PPL (GPT-2 Large)", "Paper (dotted: the data's entropy)"
-    )
-    plotting.label_axes(ours, "unigram entropy (nats)", "Gen. PPL", f"This run ({result.scale})")
+    figures.label_axes(theirs, "unigram entropy (nats)", "Gen. PPL (GPT-2 Large)", "Paper (dotted: the data's entropy)")
+    figures.label_axes(ours, "unigram entropy (nats)", "Gen. PPL", f"This run ({result.scale})")
     ours.legend(loc="best")
     return figure
 

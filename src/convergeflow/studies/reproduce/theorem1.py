@@ -22,10 +22,11 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
+from convergeflow.results import figures
 from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
-from convergeflow.studies.reproduce import plotting, toys
+from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict, below, decide, equal, exactly, measured
@@ -92,7 +93,7 @@ def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     scale = bench.scale
     size = {"trajectories": scale.toy_trajectories, "vocabulary": VOCABULARY, "width": WIDTH}
     records = [
-        bench.workspace.point(
+        bench.store.point(
             "theorem1",
             {"toy": name, "grid": grid, "steps": num_steps, **size},
             partial(_run, name, grid, num_steps, scale.toy_trajectories),
@@ -167,8 +168,8 @@ def condition(result: ExperimentResult) -> Judgement:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = plotting.panels(3, width=4.6)
-    for (toy, label), colour, marker in zip(TOYS.items(), plotting.COLOURS, "os^D", strict=False):
+    figure, axes = figures.panels(3, width=4.6)
+    for (toy, label), colour, marker in zip(TOYS.items(), figures.COLOURS, "os^D", strict=False):
         for grid, line in (("fixed", "-"), ("shrinking", "--")):
             series = _series(result, toy, grid)
             steps = [record["key"]["steps"] for record in series]
@@ -184,17 +185,17 @@ def draw(result: ExperimentResult) -> Figure:
     axes[0].set_ylim(-0.04, 1.04)
     axes[0].plot([], [], color="grey", linestyle="-", label=GRIDS["fixed"])
     axes[0].plot([], [], color="grey", linestyle="--", label=GRIDS["shrinking"])
-    plotting.label_axes(
+    figures.label_axes(
         axes[0], "steps N", f"share farther than {RADIUS} from all $e_j$", "Has the state arrived at an embedding?"
     )
     steps = [record["key"]["steps"] for record in _series(result, "prior", "fixed")]
     sigma = [1.0 - record["values"]["last_t"] for record in _series(result, "prior", "fixed")]
     axes[1].loglog(steps, [s * math.sqrt(2 * WIDTH) for s in sigma], color="black", linestyle=":", label="σ √(2d)")
-    plotting.label_axes(axes[1], "steps N", "distance to the nearest $e_j$", "Median and 99th percentile (δ = 0.5)")
+    figures.label_axes(axes[1], "steps N", "distance to the nearest $e_j$", "Median and 99th percentile (δ = 0.5)")
     axes[1].legend(loc="lower left")
     for panel in axes[:2]:
-        plotting.count_axis(panel, steps)
-    plotting.plain_logarithm(axes[1])
+        figures.count_axis(panel, steps)
+    figures.plain_logarithm(axes[1])
     handles, labels = axes[0].get_legend_handles_labels()
     axes[2].axis("off")
     axes[2].legend(handles, labels, loc="center left", fontsize=9.5, title="base weight f / predictor")

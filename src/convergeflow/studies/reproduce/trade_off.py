@@ -28,7 +28,7 @@ def points_of(records: Sequence[Record], source: str = "values") -> list[tuple[f
 
 
 def ratio_at_equal_entropy(left: Sequence[Record], right: Sequence[Record], source: str = "values") -> Estimate | None:
-    """Gen. PPL of `left` over that of `right` at the entropies both reach; None where they share none."""
+    """Gen. PPL of `left` over `right`'s at the entropies both reach; None where they share none."""
     curves = [sorted(points_of(records, source), key=lambda point: point[1]) for records in (left, right)]
     low = max(curve[0][1] for curve in curves)
     high = min(curve[-1][1] for curve in curves)
@@ -44,7 +44,7 @@ def ratio_at_equal_entropy(left: Sequence[Record], right: Sequence[Record], sour
 
 
 def paired_ratio(left: Sequence[Record], right: Sequence[Record]) -> Estimate | None:
-    """Gen. PPL of `left` over that of `right`, point by point and noise by noise; None where points have no pairs."""
+    """Gen. PPL of `left` over `right`'s, point by point and noise by noise; None where points have no pairs."""
     parts = [[record["values"].get("per_sample") for record in records] for records in (left, right)]
     if len(left) != len(right) or any(each is None for side in parts for each in side):
         return None
@@ -58,7 +58,7 @@ def same_entropy(records: Sequence[Record]) -> bool:
 
 
 def frontier_ratio(left: Sequence[Record], right: Sequence[Record]) -> tuple[Estimate | None, str]:
-    """Gen. PPL of `left` over that of `right` at equal entropy, and how it was found."""
+    """Gen. PPL of `left` over `right`'s at equal entropy, and how it was found."""
     if left and right and same_entropy([*left, *right]):
         lowest = [min(records, key=lambda r: float(r["values"]["gen_ppl"])) for records in (left, right)]
         ratio = paired_ratio([lowest[0]], [lowest[1]])
