@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "convergeflow"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "randomness", "device", "files", "plugins", "data", "pretrained"}
+LEAVES = {"errors", "randomness", "device", "files", "plugins", "data"}
 CORE = LEAVES | {"flow", "model"}
 METHOD = CORE | {"objective", "sampling"}
 SYSTEMS = METHOD | {"systems"}
@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "device": {"errors"},
     "files": {"errors"},
     "plugins": {"errors"},
-    "pretrained": {"errors"},
     "data": {"errors", "randomness", "files", "plugins"},
     "flow": {"errors", "randomness", "plugins"},
     "model": LEAVES | {"flow"},

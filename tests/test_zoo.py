@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from convergeflow import zoo
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.systems.protocol import write_tensors
 from convergeflow.training import checkpoint
 
 
@@ -26,7 +29,7 @@ def test_a_folder_a_run_and_its_averaged_weights(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         model = saved(folder)
         average = {name: value + 1 for name, value in model.state_dict().items()}
-        checkpoint.write_tensors(folder / "ema.safetensors", average)
+        write_tensors(folder / "ema.safetensors", average)
 
     checkpoint.save_step(run, 3, write, keep=2)
     averaged, raw = zoo.load_model(run), zoo.load_model(run, average=False)
@@ -64,3 +67,13 @@ def test_every_shipped_model_loads_and_has_a_card() -> None:
         model = zoo.load_model(name)
         assert model.tokenizer is not None
         assert (zoo.locate(name) / "card.md").is_file()
+
+
+def test_loading_a_model_imports_nothing_that_it_does_not_need() -> None:
+    code = (
+        "import sys; from convergeflow import zoo; zoo.shipped_models(); assert 'torch' not in sys.modules;"
+        "zoo.load_model(device='cpu');"
+        "heavy = {'transformers', 'accelerate', 'pydantic', 'scipy', 'matplotlib'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

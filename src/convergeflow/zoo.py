@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from convergeflow.data.tokenizer import Tokenizer
-from convergeflow.device import choose_device
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.systems import class_of_type
 from convergeflow.training import checkpoint
+
+if TYPE_CHECKING:
+    from convergeflow.systems.protocol import LanguageModel
 
 DEFAULT_MODEL = "stories-small"
 
@@ -53,31 +55,26 @@ def locate(name: str | Path) -> Path:
     return path
 
 
-def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device: str = "auto") -> Any:
-    """A model ready to use (a `records.LanguageModel`), with its tokenizer where the folder holds one."""
-    from transformers import AutoModel
-
-    import convergeflow.systems.convergeflow  # noqa: F401  (registers the model type with transformers)
-    from convergeflow.pretrained import type_of
+def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device: str = "auto") -> LanguageModel:
+    """A model ready to use, with its tokenizer if the folder holds one."""
+    # Finding models must not load torch; loading one does.
+    from convergeflow.data.tokenizer import Tokenizer
+    from convergeflow.device import choose_device
+    from convergeflow.systems.config import read_config
+    from convergeflow.systems.protocol import read_tensors
 
     folder = locate(name)
     if (folder / checkpoint.MANIFEST).is_file():
         checkpoint.verify(folder)
-    kind = type_of(folder)
-    if kind != "convergeflow":
-        from convergeflow.systems import register
-
-        register(kind)
-    model = AutoModel.from_pretrained(folder)
+    model = class_of_type(read_config(folder)["model_type"]).from_pretrained(folder)
     if average and (folder / "ema.safetensors").is_file():
-        model.load_state_dict(checkpoint.read_tensors(folder / "ema.safetensors"))
+        model.load_strictly(read_tensors(folder / "ema.safetensors"), folder)
     if (folder / "tokenizer.json").is_file():
         model.tokenizer = Tokenizer.load(folder)
         if model.tokenizer.size > model.config.vocabulary:
             raise UserError(
                 f"the tokenizer in {folder} has {model.tokenizer.size} tokens, the model {model.config.vocabulary}"
             )
-    model.eval()
     return model.to(choose_device(device).device)
 
 

@@ -97,16 +97,15 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(model: str, t
 def test_temperature_is_an_option_of_every_system_that_has_one() -> None:
     from convergeflow.cli.sampling_options import SamplingOptions, sample_arguments
     from convergeflow.systems import METHODS
-    from convergeflow.training.config import ModelConfig
 
     def made(name: str, **given: Any) -> dict[str, Any]:
-        config = METHODS[name].config_class.from_run(ModelConfig(size="test", method=name), vocabulary=31, length=8)
+        config = METHODS[name].config_class.of_size("test", vocabulary=31, length=8)
         return sample_arguments(METHODS[name](config), SamplingOptions(**given), {})
 
     assert made("mdlm", temperature=0.8, nfe=8) == {"nfe": 8, "temperature": 0.8}
-    with pytest.raises(UserError, match="mdlm does not know --scg"):
+    with pytest.raises(UserError, match="mdlm does not know `scg`"):
         made("mdlm", temperature=0.8, scg=2.0)
-    with pytest.raises(UserError, match="elf does not know --temperature"):
+    with pytest.raises(UserError, match="elf does not know `temperature`"):
         made("elf", temperature=0.8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ import torch
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import byte_tokenizer
 from convergeflow.errors import UserError
-from convergeflow.evaluation.likelihood import Proposal, bits_per_byte, bound, bytes_per_token
+from convergeflow.evaluation.likelihood import bits_per_byte, bytes_per_token
 from convergeflow.flow.schedule import Gumbel
+from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.systems.likelihood import Proposal
+from convergeflow.systems.protocol import Bound
 
 
 def independent_words(shares: torch.Tensor, *, width: int = 2, **changes: object) -> ConvergeFlowModel:
@@ -27,6 +31,11 @@ def independent_words(shares: torch.Tensor, *, width: int = 2, **changes: object
     with torch.no_grad():
         model.network.head.bias.copy_(shares.log())
     return model.eval()
+
+
+def bound(model: ConvergeFlowModel, tokens: torch.Tensor, *, draws: int, seed: int = 0, **how: Any) -> Bound:
+    stream = RowDraws([derive_seed(seed, "bound", row) for row in range(len(tokens))])
+    return model.bound(tokens, draws=stream, repeats=draws, **how)
 
 
 @pytest.mark.parametrize("schedule", [None, {"kind": "linear"}])
@@ -122,4 +131,4 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="at least 1 draw"):
         bound(model, torch.zeros(1, 4, dtype=torch.long), draws=0)
     with pytest.raises(UserError, match="sequences, length"):
-        bound(model, torch.zeros(4, dtype=torch.long))
+        bound(model, torch.zeros(4, dtype=torch.long), draws=1)

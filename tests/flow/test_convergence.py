@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convergeflow.flow.convergence import agreement, normalised_distance, percentile_band, separation
+from convergeflow.flow.convergence import agreement, normalised_distance, percentile_band
 from convergeflow.flow.schedule import Linear
 
 
@@ -19,8 +19,7 @@ def test_a_noisy_embedding_has_normalised_distance_one() -> None:
     )
 
 
-def test_bands_agreement_and_separation() -> None:
+def test_bands_and_agreement() -> None:
     band = percentile_band(torch.arange(101.0))
     assert (band.low, band.middle, band.high) == pytest.approx((1.0, 50.0, 99.0))
     assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
-    assert separation(torch.tensor([1.0]), torch.tensor([3.0])).tolist() == [3.0]

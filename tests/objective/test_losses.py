@@ -110,6 +110,27 @@ def test_schedule_parameters_get_gradient_from_their_fit_alone() -> None:
     assert all(gradient is not None and float(gradient.abs().sum()) > 0 for gradient in with_fit)
 
 
+@pytest.mark.parametrize("options", [{"position_noise": 1.0}, {"clean_context": 1.0}])
+def test_a_batch_without_points_to_fit_gives_every_schedule_parameter_a_zero_gradient(
+    options: dict[str, float],
+) -> None:
+    model = ConvergeFlowModel(ConvergeFlowConfig.of_size("test", vocabulary=11, length=6, dropout=0.0))
+    learned = model.learned_schedule
+    assert learned is not None
+    loss = flow_loss(
+        model.network,
+        model.schedule,
+        Objective("ce", **options),  # type: ignore[arg-type]
+        torch.randint(0, 11, (8, 6)),
+        times=training_times(8, seed=0),
+        draws=RowDraws(range(8)),
+        learned=learned,
+    )
+    loss.total.backward()
+    assert math.isfinite(float(loss.total.detach()))
+    assert all(each.grad is not None and float(each.grad.abs().sum()) == 0.0 for each in learned.parameters())
+
+
 def test_self_conditioning_touches_the_drawn_share_and_carries_no_gradient() -> None:
     network = one_position_network()
     seen: list[torch.Tensor] = []

@@ -18,7 +18,7 @@ from convergeflow.model.head import KernelLogF, LogF
 from convergeflow.model.views import AfterWords
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import pieces
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.observation import Trace
 from convergeflow.sampling.settings import Freeze, Settings
 from convergeflow.sampling.wrappers import Clamp

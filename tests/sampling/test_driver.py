@@ -20,7 +20,8 @@ from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
 from convergeflow.flow.solver import SOLVER_NAMES, step_data
 from convergeflow.interop.langflow import load_langflow
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Step, initial_noise, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import initial_noise, integrate
 from convergeflow.sampling.settings import PAPER_SCHEDULE, PRESETS, Freeze, Settings, preset_for
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel

@@ -10,7 +10,8 @@ import torch
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Linear
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Step, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.observation import LiveText, Trace, both
 from convergeflow.sampling.settings import Freeze, Settings
 from exact_predictor import ExactPredictor

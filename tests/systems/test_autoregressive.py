@@ -8,13 +8,14 @@ import torch
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.wrappers import Clamp
-from convergeflow.systems.autoregressive import AutoregressiveConfig, AutoregressiveModel
+from convergeflow.systems.autoregressive import AutoregressiveModel
+from convergeflow.systems.rival import RivalConfig
 
 
 def model(vocabulary: int = 7, **changes: int) -> AutoregressiveModel:
     torch.manual_seed(0)
     shape = {"vocabulary": vocabulary, "width": 16, "depth": 2, "heads": 2, **changes}
-    made = AutoregressiveModel(AutoregressiveConfig(**shape, dropout=0.0))
+    made = AutoregressiveModel(RivalConfig(**shape, dropout=0.0))
     torch.nn.init.normal_(made.network.head.weight)
     return made.eval()
 
@@ -32,7 +33,7 @@ def test_no_token_sees_those_after_it() -> None:
 
 
 def test_a_fresh_model_pays_log_v() -> None:
-    fresh = AutoregressiveModel(AutoregressiveConfig(vocabulary=50257, width=8, depth=1, heads=1))
+    fresh = AutoregressiveModel(RivalConfig(vocabulary=50257, width=8, depth=1, heads=1))
     loss = fresh.loss(TOKENS, times=torch.rand(4), draws=RowDraws(range(4))).total
     assert float(loss.detach()) == pytest.approx(math.log(50257), abs=1e-4)  # 10.825
 

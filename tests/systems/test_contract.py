@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from ten_sentences import LENGTH, TOKENS, fresh, stage
-from transformers import AutoModel
 
 from convergeflow.errors import UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws
-from convergeflow.systems import METHODS, MODEL_TYPES, SUMMARIES, method_class, register
+from convergeflow.systems import METHODS, SUMMARIES, class_of_type, rivals
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training.config import ModelConfig
 
-NAMES = list(METHODS)
+NAMES = rivals()
 
 
 @pytest.fixture(params=NAMES)
@@ -28,16 +27,17 @@ def model(request: Any) -> Any:
 
 def test_registry() -> None:
     assert NAMES == ["ar", "mdlm", "sedd-absorb", "sedd-uniform", "duo", "flm", "langflow", "elf", "plaid"]
-    assert set(SUMMARIES) == set(NAMES)
+    assert list(METHODS) == ["convergeflow", *NAMES] == list(SUMMARIES)
     with pytest.raises(UserError, match="did you mean 'mdlm'"):
-        method_class("mdln")
-    with pytest.raises(UserError, match="model type"):
-        register("convergeflow-nothing")
+        METHODS["mdln"]
+    for wrong in ("convergeflow-nothing", "mdlm"):
+        with pytest.raises(UserError, match="model type"):
+            class_of_type(wrong)
 
 
 def test_names(model: Any) -> None:
     assert isinstance(model, LanguageModel)
-    assert MODEL_TYPES[model.config.model_type] == model.method in NAMES
+    assert model.method in NAMES and class_of_type(model.model_type()) is type(model)
 
 
 def test_loss_is_finite_and_reaches_every_parameter(model: Any) -> None:
@@ -89,14 +89,16 @@ def test_wrong_requests_are_refused(model: Any) -> None:
 
 
 def test_every_control_is_accepted(model: Any) -> None:
-    for controls in model.FRONTIER:
+    for controls in model.frontier:
         assert model.sample(2, LENGTH, seeds=[0, 1], nfe=4, **controls).ids.shape == (2, LENGTH)
 
 
 def test_monitor_and_bound(model: Any) -> None:
     first, again = (model.monitor(TOKENS[:8], draws=RowDraws(range(8))) for _ in range(2))
     assert first == again and all(isinstance(value, float) for value in first.values())
-    if getattr(model, "bound_kind", None) is None:
+    if model.bound_kind is None:
+        with pytest.raises(UserError, match="no likelihood bound"):
+            model.bound(TOKENS[:2], draws=RowDraws(range(2)))
         return
     found = model.bound(TOKENS[:16], draws=RowDraws(range(16)), repeats=32)
     # Fresh models know nothing: every bound is at least the entropy of a uniform token, up to sampling error.
@@ -112,12 +114,16 @@ def test_files_come_back_equal(model: Any, tmp_path: Path) -> None:
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.eval()
     model.save_pretrained(tmp_path)
-    for loaded in (type(model).from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)):
-        assert type(loaded) is type(model) and loaded.method == model.method
-        for (name, left), (other, right) in zip(model.state_dict().items(), loaded.state_dict().items(), strict=True):
-            assert name == other and torch.equal(left, right), name
-        before, after = (m.sample(3, LENGTH, seeds=range(3), nfe=5).ids for m in (model, loaded))
-        assert torch.equal(before, after)
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(torch.rand(2), expected), "loading draws from the global generator"
+    assert loaded.method == model.method and loaded.config == model.config
+    for (name, left), (other, right) in zip(model.state_dict().items(), loaded.state_dict().items(), strict=True):
+        assert name == other and torch.equal(left, right), name
+    before, after = (m.sample(3, LENGTH, seeds=range(3), nfe=5).ids for m in (model, loaded))
+    assert torch.equal(before, after)
 
 
 def test_another_models_folder_is_refused(tmp_path: Path) -> None:
@@ -131,11 +137,11 @@ def test_another_models_folder_is_refused(tmp_path: Path) -> None:
         METHODS["mdlm"].from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "langflow"])
-def test_options_of_other_methods_are_refused(name: str) -> None:
-    config_class = METHODS[name].config_class
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_is_checked_against_the_methods_own_configuration(name: str) -> None:
     shape = {"size": "test", "method": name}
-    made = config_class.from_run(ModelConfig(**shape), vocabulary=31, length=8)
-    assert made.vocabulary == 31 and made.width == 32
-    with pytest.raises(UserError, match="option"):
-        config_class.from_run(ModelConfig(**shape, options={"nonsense": 1}), vocabulary=31, length=8)
+    made = ModelConfig.model_validate(shape).complete(vocabulary=31, length=8)
+    assert type(made) is METHODS[name].config_class
+    assert made.vocabulary == 31 and made.width == 32 and made.dropout == 0.0
+    with pytest.raises(ValueError, match=r"unknown key 'model\.nonsense'"):
+        ModelConfig.model_validate({**shape, "nonsense": 1})

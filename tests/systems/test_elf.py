@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,6 @@ def test_a_t5_encoder_is_loaded_from_disk(tmp_path: Path) -> None:
     loss = model.loss(TOKENS, times=torch.rand(len(TOKENS)), draws=RowDraws(range(len(TOKENS)))).total
     assert bool(torch.isfinite(loss))
     assert not any("t5" in name for name in model.state_dict())
-    config.encoder_name = str(tmp_path / "no")
+    config = replace(config, encoder_name=str(tmp_path / "no"))
     with pytest.raises(ConvergeFlowError, match="encoder=embedded"):
         ElfModel(config).encode(TOKENS)

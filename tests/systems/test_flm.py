@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.flm import FlmConfig, FlmModel
+from convergeflow.systems.flm import FlmModel
+from convergeflow.systems.rival import RivalConfig
 
 PI = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 
 
 def model(vocabulary: int = 3) -> FlmModel:
-    return FlmModel(FlmConfig(vocabulary=vocabulary, width=8, depth=1, heads=1, gate_init=0.5)).eval()
+    return FlmModel(RivalConfig(vocabulary=vocabulary, width=8, depth=1, heads=1, gate_init=0.5)).eval()
 
 
 class Posterior(nn.Module):

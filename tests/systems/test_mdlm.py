@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.wrappers import Clamp
-from convergeflow.systems.mdlm import FLOOR, MdlmConfig, MdlmModel, kept_share, training_tau
+from convergeflow.systems.mdlm import FLOOR, MdlmModel, kept_share, training_tau
+from convergeflow.systems.rival import RivalConfig
 
 PI = torch.tensor([0.5, 0.3, 0.2])
 H = float(-(PI * PI.log()).sum())
@@ -29,7 +30,7 @@ class Constant(nn.Module):
 
 
 def exact_model() -> Any:
-    model = MdlmModel(MdlmConfig(vocabulary=3, width=8, depth=1, heads=1))
+    model = MdlmModel(RivalConfig(vocabulary=3, width=8, depth=1, heads=1))
     model.network = Constant(PI.log())
     return model.eval().requires_grad_(False)
 
@@ -54,7 +55,7 @@ def test_exact_predictor_gives_the_entropy() -> None:
 
 
 def test_unmasked_positions_cost_nothing() -> None:
-    model = MdlmModel(MdlmConfig(vocabulary=5, width=8, depth=1, heads=1, gate_init=0.5))
+    model = MdlmModel(RivalConfig(vocabulary=5, width=8, depth=1, heads=1, gate_init=0.5))
     tokens = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(0))
     masked = torch.zeros(3, 6, dtype=torch.bool)
     masked[:, ::2] = True

@@ -9,21 +9,15 @@ from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.systems.mdlm import kept_share
-from convergeflow.systems.sedd import (
-    SeddAbsorbConfig,
-    SeddAbsorbModel,
-    SeddUniformConfig,
-    SeddUniformModel,
-    absorb_loss,
-    uniform_loss,
-)
+from convergeflow.systems.rival import RivalConfig
+from convergeflow.systems.sedd import SeddAbsorbModel, SeddUniformConfig, SeddUniformModel, absorb_loss, uniform_loss
 
 PI = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 H = float(-(PI * PI.log()).sum())
 
 
 def absorb(vocabulary: int = 3) -> Any:
-    return SeddAbsorbModel(SeddAbsorbConfig(vocabulary=vocabulary, width=8, depth=1, heads=1, gate_init=0.5)).eval()
+    return SeddAbsorbModel(RivalConfig(vocabulary=vocabulary, width=8, depth=1, heads=1, gate_init=0.5)).eval()
 
 
 def uniform(vocabulary: int = 3) -> Any:

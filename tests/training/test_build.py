@@ -61,7 +61,7 @@ def test_entropy_of_the_schedule_starts_at_the_unigram_entropy() -> None:
 def test_unknown_method_and_unknown_option() -> None:
     with pytest.raises(UserError, match="did you mean 'convergeflow'"):
         build_model(resolve("test", ["model.method=convergflow"]), 20)
-    with pytest.raises(UserError, match=r"model\.options\.masks"):
+    with pytest.raises(UserError, match=r"model\.masks"):
         build_model(resolve("test", ["model.options.masks=1"]), 20)
 
 

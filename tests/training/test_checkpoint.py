@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from convergeflow.errors import ConvergeFlowError
+from convergeflow.systems.protocol import read_tensors, write_tensors
 from convergeflow.training import checkpoint
 from convergeflow.training.checkpoint import BrokenCheckpoint
 
 
 def save(run: Path, step: int, keep: int = 3) -> Path:
     def write(folder: Path) -> None:
-        checkpoint.write_tensors(folder / "model.safetensors", {"w": torch.full((50,), float(step))})
+        write_tensors(folder / "model.safetensors", {"w": torch.full((50,), float(step))})
         checkpoint.write_json(folder / "trainer.json", {"step": step})
 
     return checkpoint.save_step(run, step, write, keep=keep)
@@ -27,7 +28,7 @@ def test_newest_is_found_and_old_ones_are_removed(tmp_path: Path) -> None:
     assert [checkpoint.step_of(path) for path in checkpoint.present(tmp_path)] == [100, 1000]
     newest = checkpoint.newest_whole(tmp_path, pytest.fail)
     assert newest is not None and newest.name == "step-00001000"
-    assert float(checkpoint.read_tensors(newest / "model.safetensors")["w"][0]) == 1000.0
+    assert float(read_tensors(newest / "model.safetensors")["w"][0]) == 1000.0
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.json", "manifest.json"])

@@ -16,6 +16,7 @@ from toy import ToyCorpus, finish, kill, losses, run_toy, start, toy_config
 
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.training import checkpoint
+from convergeflow.training import trainer as trainer_module
 
 FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "trainer.json", "config.json", "run.json")
 
@@ -186,7 +187,7 @@ def test_non_finite_loss_stops_before_the_update_and_names_step_and_batch(tmp_pa
 
 
 def test_full_disk_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = checkpoint.write_tensors, []
+    original, calls = trainer_module.write_tensors, []
 
     def fill(path: Path, tensors: Any) -> None:
         calls.append(path)
@@ -194,7 +195,7 @@ def test_full_disk_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         original(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "write_tensors", fill)
+    monkeypatch.setattr(trainer_module, "write_tensors", fill)
     with pytest.raises(ConvergeFlowError, match="disk is full"):
         run_toy(tmp_path, toy_config())
     monkeypatch.undo()

@@ -22,7 +22,7 @@ from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Samples
 from convergeflow.training.config import RunConfig, from_dict
-from convergeflow.training.trainer import Outcome, Trainer
+from convergeflow.training.trainer import Reporter, Trainer, TrainingEnd
 
 VOCABULARY, LENGTH, WIDTH = 11, 6, 8
 
@@ -147,7 +147,7 @@ def run_toy(
     stop_at: int = 0,
     prepare: Callable[[Trainer], None] | None = None,
     **calls: Any,
-) -> Outcome:
+) -> TrainingEnd:
     """One training run in this process; `pause` slows each step down so that it can be killed in the middle."""
     from accelerate import Accelerator
 
@@ -155,7 +155,7 @@ def run_toy(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.accumulate)
     if pause:
         calls["advance"] = lambda *amount, **fields: time.sleep(pause)
-    trainer = Trainer(config, ToyModel(dropout), ToyCorpus(), out, accelerator=accelerator, **calls)
+    trainer = Trainer(config, ToyModel(dropout), ToyCorpus(), out, accelerator=accelerator, reporter=Reporter(**calls))
     if prepare is not None:
         prepare(trainer)
     if die_at_rename:

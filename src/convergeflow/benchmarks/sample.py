@@ -16,7 +16,8 @@ from torch import Tensor
 from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.models import Size, build, plain_twin
 from convergeflow.flow.guidance import Controls
-from convergeflow.sampling.driver import SHARED_SCORES_BYTES, cohort, drive
+from convergeflow.sampling.driver import SHARED_SCORES_BYTES, Driver
+from convergeflow.sampling.integration import cohort
 from convergeflow.sampling.settings import Freeze, Settings
 
 CALLS_PER_POINT = 9
@@ -52,7 +53,9 @@ class Contest:
     def ours(self, *, shared: bool, freeze: bool = False) -> Tensor:
         settings = replace(self.settings, freeze=Freeze() if freeze else None)
         batch = cohort(self.model.bind(), settings, self.noise)
-        drive([batch], SHARED_SCORES_BYTES if shared else 0)
+        driver = Driver(SHARED_SCORES_BYTES if shared else 0)
+        driver.add(batch)
+        driver.run()
         return batch.end().decoded.by("weight")
 
     def plain(self) -> Tensor:

@@ -69,7 +69,7 @@ def generate(
     from convergeflow.device import state_dtype_of
     from convergeflow.errors import UserError
     from convergeflow.results import sample_file
-    from convergeflow.sampling.driver import default_batch
+    from convergeflow.sampling.integration import default_batch
     from convergeflow.sampling.observation import LiveText, Trace, both
 
     for option, value in (("--num", num), ("--length", length), ("--batch", batch)):
@@ -103,8 +103,9 @@ def generate(
         clamp = _stretch(clamp, length)
         arguments["clamp"] = clamp
     length = length or loaded.config.length
-    if settings is not None and sampling.nfe is None:
-        arguments["settings"] = settings = loaded.with_enough_calls(settings, length)
+    flow = loaded.as_flow()
+    if flow is not None and settings is not None and sampling.nfe is None:
+        arguments["settings"] = settings = flow.with_enough_calls(settings, length)
     seeds = range(seed, seed + num)
     size = batch or min(num, default_batch(length, loaded.config.vocabulary))
     if rank == 0:
@@ -130,14 +131,14 @@ def generate(
     more: dict[str, Any] = {"want_logits": True} if logits is not None else {}
     with ExitStack() as stack:
         observers: list[Any] = [] if recorder is None else [recorder]
-        if settings is not None and watched():
+        if flow is not None and settings is not None and watched():
             if live and not json:
                 from rich.console import Console
 
                 observers.append(stack.enter_context(LiveText(loaded.tokenizer, Console(stderr=True))))
             else:
-                flows = loaded.pieces(settings, length, clamp)
-                steps = sum(flow.settings.plan(loaded.schedule).allocation.num_steps for flow in flows)
+                flows = flow.pieces(settings, length, clamp)
+                steps = sum(piece.settings.plan(flow.schedule).allocation.num_steps for piece in flows)
                 total = steps * -(-num // size)
                 bar = stack.enter_context(progress("generating", total))
                 observers.append(lambda step: bar.advance(1, calls=step.calls))

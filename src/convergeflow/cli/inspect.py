@@ -69,15 +69,13 @@ def model_report(name: str) -> dict[str, Any]:
         "size": f"{config.depth} blocks x {config.width}, {config.heads} heads, length {config.length}",
         "tokenizer": "none: ids only" if model.tokenizer is None else f"{model.tokenizer.kind}, {model.tokenizer.size}",
     }
-    if hasattr(model, "num_parameters_without_table"):
-        report["parameters_without_table"] = model.num_parameters_without_table()
-    network = getattr(model, "network", None)
-    if network is not None and hasattr(network, "embedding"):
+    report["parameters_without_table"] = model.num_parameters_without_table()
+    if (flow := model.as_flow()) is not None:
         from convergeflow.model.embedding import health
 
-        report["predictor"] = network.predictor
-        report["schedule"] = model.schedule.describe()
-        report["table_health"] = asdict(health(network.embedding.rows()))
+        report["predictor"] = flow.network.predictor
+        report["schedule"] = flow.schedule.describe()
+        report["table_health"] = asdict(health(flow.network.embedding.rows()))
     card = folder / "card.md"
     report["card"] = str(card) if card.is_file() else "none"
     return report

@@ -47,18 +47,18 @@ def catalogue() -> dict[str, dict[str, str]]:
     from convergeflow.sampling.settings import PRESETS
     from convergeflow.studies.reproduce.registry import experiments
     from convergeflow.systems import SUMMARIES
-    from convergeflow.training import config
+    from convergeflow.training.recipes import recipes
 
     return {
         "models": {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()},
-        "methods": {"convergeflow": "the paper's flow: embedding-weighted predictor, MSE objective", **SUMMARIES},
+        "methods": dict(SUMMARIES),
         "corpora": dict(CORPORA),
         "scorers": {
             "exact": "the law of the stories itself",
             "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
             "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
         },
-        "runs": {name: "training preset: convergeflow train " + name for name in config.presets()},
+        "runs": {name: "training recipe: convergeflow train " + name for name in recipes()},
         "presets": {name: _setting(settings) for name, settings in PRESETS.items()},
         "grids": dict.fromkeys(GRID_NAMES, ""),
         "solvers": dict.fromkeys(SOLVER_NAMES, ""),

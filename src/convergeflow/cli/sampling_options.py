@@ -21,6 +21,7 @@ from convergeflow.errors import UserError
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
     from convergeflow.sampling.settings import Settings
+    from convergeflow.systems.protocol import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -158,24 +159,11 @@ def parse_knobs(pairs: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def sample_arguments(loaded: Any, sampling: SamplingOptions, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `model.sample` gets: settings for a flow of ours, else --nfe and the method's own controls."""
-    if getattr(loaded, "KNOBS", None) is None:
-        if knobs:
-            raise UserError(f"{loaded.method} has no control {next(iter(knobs))!r} for --set; its own are options")
-        return {"settings": sampling.settings(loaded.schedule, loaded.config.preset)}
-    given = sampling.given()
-    nfe = given.pop("nfe", 64)
-    if "temperature" in given and "temperature" in loaded.KNOBS:
-        knobs = {**knobs, "temperature": given.pop("temperature")}
-    if given and hasattr(loaded, "schedule"):
-        return {"settings": sampling.settings(loaded.schedule)}
-    if given:
-        option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UserError(
-            f"{loaded.method} does not know {option}; its own controls are {', '.join(loaded.KNOBS) or 'none'} (--set)"
-        )
-    return {"nfe": nfe, **knobs}
+def sample_arguments(
+    loaded: LanguageModel, sampling: SamplingOptions, knobs: Mapping[str, Any], length: int | None = None
+) -> dict[str, Any]:
+    """What `model.sample` gets; with a `length` the budget is at least what a text of that length needs."""
+    return loaded.sampling_arguments(sampling.given(), knobs, sampling.settings, length)
 
 
 def _grid(value: str) -> str | tuple[float, ...]:

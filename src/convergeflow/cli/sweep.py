@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from convergeflow.cli.console import note, print_json, progress
 from convergeflow.cli.evaluate import Corpus, Knobs, Scorer, command_line
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import unknown_name
+
+if TYPE_CHECKING:
+    from convergeflow.systems.protocol import LanguageModel
 
 
 @takes_sampling_options
@@ -77,15 +80,15 @@ def sweep(
 
 
 def _arguments(
-    loaded: Any, sampling: SamplingOptions, knobs: Mapping[str, Any], changes: Mapping[str, Any]
+    loaded: LanguageModel, sampling: SamplingOptions, knobs: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `model.sample` gets with some controls changed, wherever each of them lives."""
-    own = getattr(loaded, "KNOBS", None) or {}
+    own = loaded.controls
     ours = {field.name for field in fields(SamplingOptions)}
     named = {control.replace("-", "_"): value for control, value in changes.items()}
     for control in named:
         if control not in own and control not in ours:
-            raise unknown_name("control", control, {*own, *ours} if hasattr(loaded, "schedule") else {*own, "nfe"})
+            raise unknown_name("control", control, {*own, "nfe"} if loaded.as_flow() is None else {*own, *ours})
     knobs = {**knobs, **{control: value for control, value in named.items() if control in own}}
     sampling = replace(sampling, **{control: value for control, value in named.items() if control not in own})
     return sample_arguments(loaded, sampling, knobs)

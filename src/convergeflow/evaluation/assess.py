@@ -15,14 +15,13 @@ from convergeflow.errors import UserError
 from convergeflow.evaluation.entropy import sample_entropies
 from convergeflow.evaluation.estimate import Estimate, Floats, finite, mean
 from convergeflow.evaluation.generative import Scored, mean_nll, perplexity
-from convergeflow.evaluation.likelihood import bits_per_byte, bound, bytes_per_token
+from convergeflow.evaluation.likelihood import bits_per_byte, bytes_per_token
 from convergeflow.evaluation.metrics import measure, measure_exact
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Advance, Scorer, Texts, scorer_named, silent
-from convergeflow.model.network import FlowNetwork
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.systems.protocol import Bound, Samples
+from convergeflow.systems.protocol import LanguageModel, Samples
 
 
 @dataclass(frozen=True)
@@ -247,21 +246,14 @@ def describe_seeds(seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def likelihood_of(
-    model: Any, reference: Reference | None, *, draws: int, seed: int = 0, progress: Advance = silent
+    model: LanguageModel, reference: Reference | None, *, draws: int, seed: int = 0, progress: Advance = silent
 ) -> dict[str, Any]:
     """The bound of a model on the reference's real text, as JSON values; refused where a method has none."""
     if reference is None or reference.real is None:
         raise UserError("the likelihood bound needs held-out text: give a `corpus`")
     tokens = torch.from_numpy(np.asarray(reference.real, dtype=np.int64))
-    found: Bound
-    if isinstance(getattr(model, "network", None), FlowNetwork):
-        found = bound(model, tokens, draws=draws, seed=seed, progress=progress)
-    elif callable(getattr(model, "bound", None)):
-        stream = RowDraws([derive_seed(seed, "bound", row) for row in range(len(tokens))])
-        found = model.bound(tokens.to(model.device), draws=stream, repeats=draws)
-        progress(len(tokens))
-    else:
-        raise UserError(f"{model.method} has no likelihood bound")
+    stream = RowDraws([derive_seed(seed, "bound", row) for row in range(len(tokens))])
+    found = model.bound(tokens, draws=stream, repeats=draws, progress=progress)
     values: dict[str, Any] = {
         "nats_per_token": found.nats_per_token,
         "standard_error": finite(found.standard_error),

@@ -42,8 +42,3 @@ def percentile_band(values: Tensor, low: float = 0.01, high: float = 0.99) -> Ba
 def agreement(left: Tensor, right: Tensor) -> float:
     """The share of positions at which two token rules pick the same token."""
     return float((left == right).double().mean())
-
-
-def separation(nearest: Tensor, second: Tensor) -> Tensor:
-    """How much farther the second-nearest embedding is than the nearest, as a ratio >= 1."""
-    return second / nearest.clamp_min(torch.finfo(nearest.dtype).tiny)

@@ -1,31 +1,30 @@
-"""Interpolation schedules: (alpha_t, sigma_t) of x_t = alpha_t x* + sigma_t z, derivatives, inverse (paper Sec. 2.1).
+"""Noise schedules: alpha_t and sigma_t of x_t = alpha_t x* + sigma_t z, and the inverse map (paper Sec. 2.1).
 
 Time runs from t = 0 (noise) to t = 1 (data). gamma = log(sigma^2/alpha^2) is the log noise-to-signal ratio, the
-negative of the log-SNR. A schedule is immutable and maps a tensor of times to `Coefficients`; values and derivatives
-travel together, so that a velocity can never use a stale derivative. All arithmetic here is float64.
+negative of the log-SNR. A schedule is immutable and maps a tensor of times to `Coefficients`. All arithmetic here is
+float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
+from convergeflow.plugins import Registry
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """alpha, sigma and their time derivatives at some times; all four have the shape of the times."""
+    """alpha and sigma at some times, in the shape of the times."""
 
     alpha: Tensor
     sigma: Tensor
-    d_alpha: Tensor
-    d_sigma: Tensor
 
     @property
     def gamma(self) -> Tensor:
@@ -34,7 +33,7 @@ class Coefficients:
 
     @property
     def signal_to_noise(self) -> Tensor:
-        """alpha/sigma: the clock of the data-prediction ODE."""
+        """rho = alpha/sigma: the clock of the data-prediction ODE."""
         return self.alpha / self.sigma
 
     @property
@@ -43,36 +42,22 @@ class Coefficients:
         return self.alpha / self.sigma.square()
 
     def __getitem__(self, index: Any) -> Coefficients:
-        return Coefficients(self.alpha[index], self.sigma[index], self.d_alpha[index], self.d_sigma[index])
-
-    def followed_by(self, other: Coefficients) -> Coefficients:
-        """The noise levels of positions [B, L] and of the positions after them."""
-        pairs = (
-            (self.alpha, other.alpha),
-            (self.sigma, other.sigma),
-            (self.d_alpha, other.d_alpha),
-            (self.d_sigma, other.d_sigma),
-        )
-        return Coefficients(*(torch.cat(pair, dim=-1) for pair in pairs))
+        return Coefficients(self.alpha[index], self.sigma[index])
 
     @staticmethod
-    def stacked(parts: Sequence[Coefficients]) -> Coefficients:
-        """The noise levels of several groups of rows, one group after the other."""
+    def joined(parts: Sequence[Coefficients], dim: int = 0) -> Coefficients:
+        """Several groups of rows (0), or of positions (-1), one after the other."""
         if len(parts) == 1:
             return parts[0]
-        return Coefficients(
-            *(torch.cat([getattr(part, name) for part in parts]) for name in ("alpha", "sigma", "d_alpha", "d_sigma"))
-        )
+        return Coefficients(torch.cat([at.alpha for at in parts], dim), torch.cat([at.sigma for at in parts], dim))
 
     def wide(self, length: int) -> Coefficients:
-        """The noise level of each row at `length` positions: [B, 1] -> [B, length]."""
-        return Coefficients(
-            *(value.expand(-1, length) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma))
-        )
+        """The noise level of each row [B] at each of its `length` positions, [B, length]."""
+        return Coefficients(self.alpha[:, None].expand(-1, length), self.sigma[:, None].expand(-1, length))
 
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
-        return Coefficients(*(value.expand(rows) for value in (self.alpha, self.sigma, self.d_alpha, self.d_sigma)))
+        return Coefficients(self.alpha.expand(rows), self.sigma.expand(rows))
 
 
 class Schedule(Protocol):
@@ -101,7 +86,7 @@ class Linear:
 
     def __call__(self, t: Tensor | float) -> Coefficients:
         t = _as_times(t)
-        return Coefficients(t, 1.0 - t, torch.ones_like(t), -torch.ones_like(t))
+        return Coefficients(t, 1.0 - t)
 
     def time_at(self, log_snr: Tensor | float) -> Tensor:
         return torch.sigmoid(_as_times(log_snr) / 2)
@@ -109,8 +94,7 @@ class Linear:
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
         half = _as_times(gamma) / 2
         # sigma by its own sigmoid: 1 - t would lose all digits near the data end.
-        ones = torch.ones_like(half)
-        return Coefficients(torch.sigmoid(-half), torch.sigmoid(half), ones, -ones)
+        return Coefficients(torch.sigmoid(-half), torch.sigmoid(half))
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "linear"}
@@ -121,31 +105,23 @@ class Cosine:
     """alpha = sin(pi t/2), sigma = cos(pi t/2): variance preserving."""
 
     def __call__(self, t: Tensor | float) -> Coefficients:
-        angle = _as_times(t) * (math.pi / 2)
+        t = _as_times(t)
         # cos(pi/2) is 6e-17 in floating point; the sine of the complement is exactly 0 at the data end.
-        sigma = torch.sin((1.0 - _as_times(t)) * (math.pi / 2))
-        alpha = torch.sin(angle)
-        return Coefficients(alpha, sigma, sigma * (math.pi / 2), -alpha * (math.pi / 2))
+        return Coefficients(torch.sin(t * (math.pi / 2)), torch.sin((1.0 - t) * (math.pi / 2)))
 
     def time_at(self, log_snr: Tensor | float) -> Tensor:
         return torch.atan((_as_times(log_snr) / 2).exp()) * (2 / math.pi)
 
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        return _variance_preserving(_as_times(gamma), rate=self._rate)
-
-    def _rate(self, alpha: Tensor, sigma: Tensor) -> Tensor:
-        # gamma = 2 log cot(pi t/2), so d gamma/dt = -pi / (sin cos).
-        return -math.pi / (alpha * sigma)
+        return _variance_preserving(_as_times(gamma))
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "cosine"}
 
 
-def _variance_preserving(gamma: Tensor, rate: Callable[[Tensor, Tensor], Tensor] | Tensor) -> Coefficients:
-    """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma); `rate` is d gamma/dt."""
-    alpha, sigma = torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt()
-    d_gamma = rate if isinstance(rate, Tensor) else rate(alpha, sigma)
-    return Coefficients(alpha, sigma, -0.5 * alpha * sigma.square() * d_gamma, 0.5 * sigma * alpha.square() * d_gamma)
+def _variance_preserving(gamma: Tensor) -> Coefficients:
+    """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma)."""
+    return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
 
 
 @dataclass(frozen=True)
@@ -183,24 +159,14 @@ class Gumbel:
         return (self.loc - self.scale * minus_log_q.log()).clamp(self.gamma_min, self.gamma_max)
 
     def __call__(self, t: Tensor | float) -> Coefficients:
-        t = _as_times(t)
-        gamma = self.gamma(t)
-        q = 1.0 - t
-        inside = (gamma > self.gamma_min) & (gamma < self.gamma_max)
-        # Where the clamp holds gamma is constant; the dummy 0.5 keeps the untaken branch finite.
-        safe_q = torch.where(inside, q, torch.full_like(q, 0.5))
-        rate = torch.where(inside, self.scale / (safe_q * safe_q.log()), torch.zeros_like(q))
-        return _variance_preserving(gamma, rate)
+        return _variance_preserving(self.gamma(t))
 
     def time_at(self, log_snr: Tensor | float) -> Tensor:
         gamma = (-_as_times(log_snr)).clamp(self.gamma_min, self.gamma_max)
         return -torch.expm1(-torch.exp(-(gamma - self.loc) / self.scale))
 
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        gamma = _as_times(gamma)
-        minus_log_q = torch.exp(-(gamma - self.loc) / self.scale)
-        # d gamma/dt = scale / (q log q), with q = exp(-minus_log_q).
-        return _variance_preserving(gamma, -self.scale * minus_log_q.exp() / minus_log_q)
+        return _variance_preserving(_as_times(gamma))
 
     def cdf(self, gamma: Tensor) -> Tensor:
         """F(gamma): the share q of training draws with less noise than gamma (before clamping)."""
@@ -215,57 +181,21 @@ class Gumbel:
         return {"kind": "gumbel", "loc": self.loc, "scale": self.scale, "cutoff": self.cutoff}
 
 
-@dataclass(frozen=True)
-class Custom:
-    """A schedule given by two differentiable functions of t (torch operations); derivatives by autograd."""
-
-    alpha: Callable[[Tensor], Tensor]
-    sigma: Callable[[Tensor], Tensor]
-
-    def __call__(self, t: Tensor | float) -> Coefficients:
-        with torch.enable_grad():
-            leaf = _as_times(t).detach().clone().requires_grad_()
-            alpha, sigma = self.alpha(leaf), self.sigma(leaf)
-            d_alpha = self._derivative(alpha, leaf)
-            d_sigma = self._derivative(sigma, leaf)
-        return Coefficients(alpha.detach(), sigma.detach(), d_alpha, d_sigma)
-
-    @staticmethod
-    def _derivative(value: Tensor, t: Tensor) -> Tensor:
-        if not value.requires_grad:  # a constant function
-            return torch.zeros_like(t)
-        return torch.autograd.grad(value.sum(), t)[0]
-
-    def time_at(self, log_snr: Tensor | float) -> Tensor:
-        """By bisection: the log-SNR of any admissible schedule increases with t."""
-        target = _as_times(log_snr)
-        low, high = torch.zeros_like(target), torch.ones_like(target)
-        for _ in range(80):  # halves the interval beyond float64's resolution
-            middle = 0.5 * (low + high)
-            below = -self(middle).gamma < target
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
-
-    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        return self(self.time_at(-_as_times(gamma)))
-
-    def describe(self) -> dict[str, Any]:
-        raise UserError("a schedule given by functions cannot be saved; give one of linear, cosine, gumbel")
-
-
-_KINDS: dict[str, Callable[..., Schedule]] = {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+SCHEDULES: Registry[type[Any]] = Registry(
+    "schedule", "schedules", {"linear": Linear, "cosine": Cosine, "gumbel": Gumbel}
+)
+"""Kind -> dataclass; other packages add theirs by entry points `convergeflow.schedules`."""
 
 
 def schedule_from(description: dict[str, Any]) -> Schedule:
     """The schedule described by `Schedule.describe`."""
     values = dict(description)
-    kind = values.pop("kind", None)
-    if kind not in _KINDS:
-        raise unknown_name("schedule", str(kind), _KINDS)
+    kind = str(values.pop("kind", None))
     try:
-        return _KINDS[kind](**values)
+        schedule: Schedule = SCHEDULES[kind](**values)
     except TypeError as error:
         raise UserError(f"schedule {kind!r}: {error}") from None
+    return schedule
 
 
 def gumbel_for_width(width: int) -> Gumbel:

@@ -271,17 +271,10 @@ class _Weigh(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         mu, log_normaliser, *operands = ctx.saved_tensors
-        needs = _Operands(*ctx.needs_input_grad[1:])
+        outputs = _Outputs(mu, log_normaliser, None, None, None, None)
         with no_autocast(log_normaliser):
-            given = _backward(
-                _Operands(*operands),
-                needs,
-                ctx.plan,
-                ctx.kept,
-                mu,
-                log_normaliser,
-                _Outputs(*gradients),  # type: ignore[arg-type]
-            )
+            backward = _Backward(_Operands(*operands), ctx.plan, ctx.kept, outputs, _Outputs(*gradients))  # type: ignore[arg-type]
+            given = backward.run(_Operands(*ctx.needs_input_grad[1:]))
         return None, *given
 
 
@@ -319,71 +312,73 @@ def _forward(operands: _Operands, plan: _Plan, kept: _Kept | None) -> _Outputs:
     return _Outputs(mu, log_normaliser, token, top_weight, entropy, surprise)
 
 
-def _backward(
-    operands: _Operands,
-    needs: _Operands,
-    plan: _Plan,
-    kept: _Kept,
-    mu: Tensor,
-    log_normaliser: Tensor,
-    gradients: _Outputs,
-) -> list[Tensor | None]:
-    """The gradients of the operands, in their order."""
-    h, weight, bias, x, kernel, table, _, targets = operands
-    grid = _Grid(h.shape[0], table.shape[0], plan.tile, table.device)
-    tile_logits = _TileLogits(operands)
-    g_mu: Tensor | None = gradients.mu  # None where nothing depends on it
-    g_cross = gradients.cross_entropy
-    offset = torch.zeros_like(log_normaliser)
-    if g_mu is not None:
-        offset -= (g_mu * mu).sum(1)
-    for part in (gradients.log_normaliser, g_cross):
-        if part is not None:
-            offset += part
-    d_h = torch.empty_like(h) if needs.h else None
-    d_weight = torch.empty_like(weight) if needs.weight else None
-    d_bias = torch.zeros_like(bias) if bias is not None and needs.bias else None
-    d_scaled = torch.empty_like(x) if x is not None and (needs.x or needs.kernel) else None
-    d_table = torch.zeros_like(table) if needs.table else None
-    for rows in grid.row_blocks():
-        for tokens in grid.token_tiles():
-            held = kept.tiles.pop((rows.start, tokens.start), None)
-            if held is None:
-                share = tile_logits.fill(grid.buffer(0, rows, tokens, table), rows, tokens, log_normaliser[rows])
-                _exponentiate(share)
-                pull, lift = None if g_mu is None else g_mu[rows], offset[rows]
-            else:
-                # The kept tile is w up to a factor per row, which goes to the smaller operands.
-                share, peak = held
-                factor = (peak - log_normaliser[rows]).exp_()
-                pull, lift = None if g_mu is None else g_mu[rows] * factor[:, None], offset[rows] * factor
-            if pull is None:
-                change = share.mul_(lift[:, None])
-            else:
-                if d_table is not None:
-                    d_table[tokens].addmm_(share.T, pull)
-                change = torch.mm(pull, table[tokens].T, out=grid.buffer(1, rows, tokens, table))
-                change.add_(lift[:, None]).mul_(share)
-            if g_cross is not None and targets is not None:
-                place, inside = _within(targets[rows], tokens)
-                change.scatter_add_(1, place, torch.where(inside, -g_cross[rows], 0.0)[:, None])
-            if d_h is not None:
-                d_h[rows].addmm_(change, weight[tokens], beta=float(tokens.start > 0))
-            if d_weight is not None:
-                d_weight[tokens].addmm_(change.T, h[rows], beta=float(rows.start > 0))
-            if d_bias is not None:
-                d_bias[tokens] += change.sum(0)
-            if d_scaled is not None:
-                d_scaled[rows].addmm_(change, table[tokens], beta=float(tokens.start > 0))
-            if d_table is not None and tile_logits.scaled is not None:
-                d_table[tokens].addmm_(change.T, tile_logits.scaled[rows])
-    d_x = d_kernel = None
-    if d_scaled is not None and x is not None and kernel is not None:
-        if needs.kernel:
-            d_kernel = (d_scaled * x).sum(1)
-        if needs.x:
-            d_x = d_scaled.mul_(kernel[:, None])
-    return [d_h, d_weight, d_bias, d_x, d_kernel, d_table, None, None]
+class _Backward:
+    """The backward pass: tile by tile the change of the logits, and what it adds to each operand's gradient."""
+
+    def __init__(self, operands: _Operands, plan: _Plan, kept: _Kept, outputs: _Outputs, gradients: _Outputs) -> None:
+        self.operands, self.kept, self.log_normaliser = operands, kept, outputs.log_normaliser
+        self.grid = _Grid(operands.h.shape[0], operands.table.shape[0], plan.tile, operands.table.device)
+        self.tile_logits = _TileLogits(operands)
+        self.g_mu: Tensor | None = gradients.mu  # None where nothing depends on it
+        self.g_cross = gradients.cross_entropy
+        self.offset = torch.zeros_like(outputs.log_normaliser)
+        if self.g_mu is not None:
+            self.offset -= (self.g_mu * outputs.mu).sum(1)
+        for part in (gradients.log_normaliser, self.g_cross):
+            if part is not None:
+                self.offset += part
+
+    def run(self, needs: _Operands) -> list[Tensor | None]:
+        """The gradients of the operands, in their order."""
+        h, weight, bias, x, kernel, table, _, _ = self.operands
+        d_h = torch.empty_like(h) if needs.h else None
+        d_weight = torch.empty_like(weight) if needs.weight else None
+        d_bias = torch.zeros_like(bias) if bias is not None and needs.bias else None
+        d_scaled = torch.empty_like(x) if x is not None and (needs.x or needs.kernel) else None
+        d_table = torch.zeros_like(table) if needs.table else None
+        for rows in self.grid.row_blocks():
+            for tokens in self.grid.token_tiles():
+                change = self._change(rows, tokens, d_table)
+                if d_h is not None:
+                    d_h[rows].addmm_(change, weight[tokens], beta=float(tokens.start > 0))
+                if d_weight is not None:
+                    d_weight[tokens].addmm_(change.T, h[rows], beta=float(rows.start > 0))
+                if d_bias is not None:
+                    d_bias[tokens] += change.sum(0)
+                if d_scaled is not None:
+                    d_scaled[rows].addmm_(change, table[tokens], beta=float(tokens.start > 0))
+                if d_table is not None and self.tile_logits.scaled is not None:
+                    d_table[tokens].addmm_(change.T, self.tile_logits.scaled[rows])
+        d_x = d_kernel = None
+        if d_scaled is not None and x is not None and kernel is not None:
+            d_kernel = (d_scaled * x).sum(1) if needs.kernel else None
+            d_x = d_scaled.mul_(kernel[:, None]) if needs.x else None
+        return [d_h, d_weight, d_bias, d_x, d_kernel, d_table, None, None]
+
+    def _change(self, rows: slice, tokens: slice, d_table: Tensor | None) -> Tensor:
+        """The gradient of a tile's logits; the part of the table's that comes from w is added to `d_table`."""
+        table, targets = self.operands.table, self.operands.targets
+        pull, lift = None if self.g_mu is None else self.g_mu[rows], self.offset[rows]
+        held = self.kept.tiles.pop((rows.start, tokens.start), None)
+        if held is None:
+            out = self.grid.buffer(0, rows, tokens, table)
+            share = _exponentiate(self.tile_logits.fill(out, rows, tokens, self.log_normaliser[rows]))
+        else:
+            # The kept tile is w up to a factor per row, which goes to the smaller operands.
+            share, peak = held
+            factor = (peak - self.log_normaliser[rows]).exp_()
+            pull, lift = None if pull is None else pull * factor[:, None], lift * factor
+        if pull is None:
+            change = share.mul_(lift[:, None])
+        else:
+            if d_table is not None:
+                d_table[tokens].addmm_(share.T, pull)
+            change = torch.mm(pull, table[tokens].T, out=self.grid.buffer(1, rows, tokens, table))
+            change.add_(lift[:, None]).mul_(share)
+        if self.g_cross is not None and targets is not None:
+            place, inside = _within(targets[rows], tokens)
+            change.scatter_add_(1, place, torch.where(inside, -self.g_cross[rows], 0.0)[:, None])
+        return change
 
 
 class _TileLogits:

@@ -95,7 +95,8 @@ class KernelLogF:
         )
 
     def logits(self, x: Tensor, at: Coefficients) -> Tensor:
-        return logits(*self._operands(x, at))
+        h, bias, x, kernel = self._terms(x, at)
+        return logits(h, self.weight, bias, x, kernel, self.table)
 
     def scores(self, x: Tensor) -> Tensor | None:
         return None if self.evidence is not None else kernel_scores(x.to(self.table.dtype), self.table)
@@ -105,10 +106,6 @@ class KernelLogF:
 
     def __getitem__(self, index: Any) -> KernelLogF:
         return replace(self, h=self.h[index], evidence=None if self.evidence is None else self.evidence[index])
-
-    def _operands(self, x: Tensor, at: Coefficients) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-        h, bias, x, kernel = self._terms(x, at)
-        return h, self.weight, bias, x, kernel, self.table
 
     def _terms(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """Operands of the head; a temperature goes into those in which its logits are linear."""
@@ -130,15 +127,7 @@ class DirectPrediction:
     mu: Tensor
     has_weights = False
 
-    def weigh(
-        self,
-        x: Tensor,
-        at: Coefficients,
-        *,
-        details: bool = False,
-        targets: Tensor | None = None,
-        scores: Tensor | None = None,
-    ) -> Weighted:
+    def weigh(self, x: Tensor, at: Coefficients, **asked: Any) -> Weighted:
         return Weighted(self.mu, log_normaliser=self.mu.new_zeros(self.mu.shape[:-1]))
 
     def logits(self, x: Tensor, at: Coefficients) -> Tensor:

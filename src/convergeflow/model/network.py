@@ -27,8 +27,8 @@ PREDICTORS = ("weighted", "direct")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The size of a network; the defaults are the paper's."""
+class TrunkShape:
+    """The size of a trunk with its vocabulary; the defaults are the paper's."""
 
     vocabulary: int = 50257
     width: int = 768
@@ -36,13 +36,22 @@ class Shape:
     heads: int = 12
     condition_width: int = 128
     dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads) != 0:
+            raise UserError(f"width {self.width} must be a multiple of 2 x heads (2 x {self.heads}) for the rotations")
+
+
+@dataclass(frozen=True)
+class Shape(TrunkShape):
+    """The size of a network and the kind of its head."""
+
     predictor: str = "weighted"
 
     def __post_init__(self) -> None:
         if self.predictor not in PREDICTORS:
             raise unknown_name("predictor", self.predictor, PREDICTORS)
-        if self.width % (2 * self.heads) != 0:
-            raise UserError(f"width {self.width} must be a multiple of 2 x heads (2 x {self.heads}) for the rotations")
+        super().__post_init__()
 
 
 class FlowNetwork(nn.Module):

@@ -83,7 +83,7 @@ class SmallScaleNetwork(FlowNetwork):
         present, missing = condition.to(x.dtype), ~condition.any(-1)
         if not bool(missing.any()):
             return present  # as in most passes of a sampler: spares a pass of the head
-        levels = at if at.alpha.dim() == 2 else at[:, None].wide(x.shape[1])
+        levels = at if at.alpha.dim() == 2 else at.wide(x.shape[1])
         alone = self.without_context(x[missing], levels[missing.cpu()], table)
         return present.masked_scatter(missing[..., None], alone.mu)
 

@@ -80,11 +80,11 @@ class AfterWords(View):
 
     def enter(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> Input:
         if at.alpha.dim() == 1:
-            at = at[:, None].wide(x.shape[1])
+            at = at.wide(x.shape[1])
         if self.condition is not None:
             known = self.condition.to(x.dtype)
             condition = torch.cat([known, torch.zeros_like(known) if condition is None else condition.to(x.dtype)], 1)
-        return torch.cat([self.words.to(x.dtype), x], 1), self.level.followed_by(at), condition
+        return torch.cat([self.words.to(x.dtype), x], 1), Coefficients.joined([self.level, at], -1), condition
 
     def leave(self, h: Tensor) -> Tensor:
         return h[:, h.shape[1] // 2 :]

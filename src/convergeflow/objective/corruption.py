@@ -39,7 +39,7 @@ class Corruption(Protocol):
 
 def _on_path(x_star: Tensor, at: Coefficients, draws: RowDraws) -> Tensor:
     noise = draws.normal(*x_star.shape[1:], device=x_star.device)
-    return sample_path(x_star, noise.to(x_star.dtype), at).x_t
+    return sample_path(x_star, noise.to(x_star.dtype), at)
 
 
 class Whole:

@@ -32,11 +32,20 @@ class LearnedGumbel(nn.Module):
 
     def fit_loss(self, gamma: Tensor, cross_entropy: Tensor) -> Tensor:
         """Mean of (CE - h F(gamma))^2, with gradient to the schedule's own parameters alone."""
-        if len(gamma) == 0:  # sharded training wants a gradient for every parameter, be it zero
-            return 0.0 * (self.loc + self.scale + self.entropy).sum()
+        if len(gamma) == 0:  # every sequence of the batch had a noise level per position
+            return self.no_fit()
         z = (gamma.detach().to(self.loc.dtype) - self.loc) / self.scale.clamp_min(1e-2)
         curve = self.entropy * torch.exp(-torch.exp(-z))
         return (cross_entropy.detach().to(curve.dtype) - curve).square().mean()
+
+    def no_fit(self) -> Tensor:
+        """Zero, with a gradient of zero: sharded training wants one for every parameter in every pass."""
+        return 0.0 * (self.loc + self.scale + self.entropy).sum()
+
+    def numbers(self, fit: Tensor) -> dict[str, float]:
+        """The fit and the present values, for the journal."""
+        values = {"fit": fit.detach(), "loc": self.loc, "scale": self.scale, "entropy": self.entropy}
+        return {f"schedule_{name}": value.item() for name, value in values.items()}
 
 
 def fitted_points(gamma: Tensor, ce: Tensor, *, blocks: bool) -> tuple[Tensor, Tensor]:

@@ -103,12 +103,12 @@ def flow_loss(
 ) -> Loss:
     """The loss of a batch of tokens [B, L] at times [B] in (0, 1); `learned` is the schedule that the stage fits."""
     table = network.embedding.rows()
-    total, parts, fitted = tokens.new_zeros((), dtype=torch.float32), {}, False
+    total = tokens.new_zeros((), dtype=torch.float32) if learned is None else learned.no_fit()
+    parts: dict[str, float] = {}
     for rows, corruption in objective.split(len(tokens), draws):
-        here, streams = tokens[rows.to(tokens.device)], draws.select(rows)
+        here, streams, slots = tokens[rows.to(tokens.device)], draws.select(rows), isinstance(corruption, EmptySlots)
         x_star = nn.functional.embedding(here, table)
         noisy = corruption(x_star, schedule, times[rows.to(times.device)], streams)
-        slots = isinstance(corruption, EmptySlots)
         prediction = predict(network, noisy, here, streams, 0.0 if slots else objective.self_condition, table)
         value = LOSSES[objective.kind](x_star, noisy, prediction)
         if slots:
@@ -116,27 +116,14 @@ def flow_loss(
         else:
             parts["mse"] = float(mse(x_star, noisy, prediction).detach())
             if prediction.cross_entropy is not None:
-                parts["ce"] = float(prediction.cross_entropy.detach().mean())
+                parts["ce"] = float(ce(x_star, noisy, prediction).detach())
                 if learned is not None:
-                    points = fitted_points(
-                        noisy.at.gamma, prediction.cross_entropy, blocks=objective.block_length is not None
-                    )
-                    fit, fitted = learned.fit_loss(*points), True
-                    parts |= _fit_parts(fit, learned)
+                    blocks = objective.block_length is not None
+                    fit = learned.fit_loss(*fitted_points(noisy.at.gamma, prediction.cross_entropy, blocks=blocks))
+                    parts |= learned.numbers(fit)
                     value = value + fit
         total = total + len(rows) / len(tokens) * value
-    if learned is not None and not fitted:
-        total = total + learned.fit_loss(times.new_zeros(0), times.new_zeros(0))
     return Loss(total, parts)
-
-
-def _fit_parts(fit: Tensor, learned: LearnedGumbel) -> dict[str, float]:
-    return {
-        "schedule_fit": float(fit.detach()),
-        "schedule_loc": learned.loc.item(),
-        "schedule_scale": learned.scale.item(),
-        "schedule_entropy": learned.entropy.item(),
-    }
 
 
 def predict(
@@ -176,7 +163,7 @@ def fixed_noise_report(
     report: dict[str, float] = {}
     for gamma in gammas:
         at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
-        x_t = sample_path(x_star, noise.to(x_star.dtype), at).x_t
+        x_t = sample_path(x_star, noise.to(x_star.dtype), at)
         first = network(x_t, at, None, view, table).weigh(x_t, at).mu
         second = network(x_t, at, first, view, table).weigh(x_t, at, targets=tokens)
         report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())

@@ -19,7 +19,7 @@ from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.scorers import Advance, silent
 from convergeflow.results import record, sample_file
 from convergeflow.results.store import Store, digest
-from convergeflow.sampling.driver import batches, default_batch
+from convergeflow.sampling.integration import batches, default_batch
 from convergeflow.systems.protocol import LanguageModel, Samples
 
 

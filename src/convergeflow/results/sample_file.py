@@ -15,7 +15,7 @@ from typing import Any
 
 from convergeflow import files
 from convergeflow.errors import UserError
-from convergeflow.sampling.driver import batches
+from convergeflow.sampling.integration import batches
 from convergeflow.systems.protocol import Samples
 
 

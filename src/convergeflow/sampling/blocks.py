@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
+from convergeflow.sampling.events import End, Flow, Read
 from convergeflow.sampling.settings import Settings
-from convergeflow.sampling.trajectory import End, Flow
 from convergeflow.sampling.wrappers import Clamp, Predictor
 
 
@@ -29,14 +28,6 @@ class Piece:
     end: int
     settings: Settings
     """With its share of the network calls, not counting the one that reads the tokens before it."""
-
-
-@dataclass(frozen=True)
-class Read:
-    """A network pass that reads the words [rows, P] before a block; the predictor behind them is sent back."""
-
-    predictor: Any
-    words: Tensor
 
 
 def pieces(settings: Settings, length: int, longest: int | None, known: int = 0) -> list[Piece]:

@@ -7,38 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.fused import Weighted
 from convergeflow.model.head import LogF, no_weights
 from convergeflow.sampling.settings import Freeze
-from convergeflow.sampling.wrappers import Predictor, Wrapper
-
-
-class Stop:
-    """Never ends anything early: the paper's sampler."""
-
-    may_end_early = False
-    """Whether a refinement may end before its last pass."""
-
-    def begin(self) -> None:
-        """A grid point begins."""
-
-    def refined(self, before: Tensor, after: Tensor) -> bool:
-        """Whether the passes to come would change nothing, given the conditions before and after the latest one."""
-        return False
-
-    def decided(self, weights: Weighted, mu: Tensor) -> bool:
-        """Whether every position is settled after a step that mu drove."""
-        return False
-
-
-NEVER = Stop()
+from convergeflow.sampling.trajectory import Stop
+from convergeflow.sampling.wrappers import DecidedLogF, Predictor, Wrapper
 
 
 class Freezing(Stop):
@@ -94,54 +73,7 @@ class Settled(Wrapper):
         return Settled(inner, tuple(each for part in parts for each in part.sequences))
 
     def reading(self, log_f: LogF) -> LogF:
-        settled = torch.cat([each.settled for each in self.sequences])
-        if not bool(settled.any()):
-            return log_f
-        return SettledLogF(log_f, ~settled, torch.cat([each.tokens for each in self.sequences]), self.table)
-
-
-@dataclass(frozen=True)
-class SettledLogF:
-    """A `LogF` that is asked about the live positions alone."""
-
-    inner: LogF
-    live: Tensor
-    tokens: Tensor
-    table: Tensor
-
-    @property
-    def has_weights(self) -> bool:
-        return self.inner.has_weights
-
-    def weigh(
-        self,
-        x: Tensor,
-        at: Coefficients,
-        *,
-        details: bool = False,
-        targets: Tensor | None = None,
-        scores: Tensor | None = None,
-    ) -> Weighted:
-        levels = at[:, None].wide(x.shape[1])[self.live.cpu()]
-        part = self.inner[self.live].weigh(
-            x[self.live], levels, details=details, scores=None if scores is None else scores[self.live]
+        settled, tokens = (
+            torch.cat([getattr(each, name) for each in self.sequences]) for name in ("settled", "tokens")
         )
-        mu = self.table[self.tokens.clamp_min(0)]
-        mu[self.live] = part.mu
-        token = top_weight = None
-        if part.token is not None and part.top_weight is not None:
-            token, top_weight = self.tokens.clone(), torch.ones_like(self.tokens, dtype=part.top_weight.dtype)
-            token[self.live], top_weight[self.live] = part.token, part.top_weight
-        return Weighted(mu, log_normaliser=mu.new_zeros(self.tokens.shape), token=token, top_weight=top_weight)
-
-    def logits(self, x: Tensor, at: Coefficients) -> Tensor:
-        return self.inner.logits(x, at)
-
-    def scores(self, x: Tensor) -> Tensor | None:
-        return self.inner.scores(x)
-
-    def tempered(self, temperature: float, base_temperature: float) -> LogF:
-        return replace(self, inner=self.inner.tempered(temperature, base_temperature))
-
-    def __getitem__(self, index: Any) -> LogF:
-        return SettledLogF(self.inner[index], self.live[index], self.tokens[index], self.table)
+        return DecidedLogF.around(log_f, settled, tokens, self.table)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.flow.convergence import percentile_band
-from convergeflow.sampling.driver import Step
+from convergeflow.sampling.cohort import Step
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Predictors, and what changes their answers: wrap a predictor before the loop, and the loop needs no option for it.
 
-`tempered` sharpens the weights, `Known` holds tokens fixed, `freezing.Settled` spares the head, `predictor.after` puts
-a block behind clean words. Each wrapper may change the state that goes in and the `LogF` that comes out, row by row,
-so a driver can still send rows with different wrappers through one network pass.
+`tempered` sharpens the weights, `Known` holds tokens fixed, `freezing.Settled` spares the head what has converged,
+`predictor.after` puts a block behind clean words. Each wrapper may change the state that goes in and the `LogF` that
+comes out, row by row, so a driver can still send rows with different wrappers through one network pass.
 """
 
 from __future__ import annotations
@@ -207,25 +207,43 @@ class Known(Wrapper):
         return torch.where(self.clamp.known[..., None], placed, x)
 
     def reading(self, log_f: LogF) -> LogF:
-        return KnownLogF(log_f, self.clamp, self.table)
+        return DecidedLogF.around(log_f, self.clamp.known, self.clamp.tokens, self.table)
 
 
 @dataclass(frozen=True)
-class KnownLogF:
-    """A `LogF` whose prediction at known positions is their embedding."""
+class DecidedLogF:
+    """A `LogF` some of whose positions are decided: they skip the head, and their prediction is their embedding."""
 
     inner: LogF
-    clamp: Clamp
+    decided: Tensor
+    """Boolean, [B, L]."""
+    tokens: Tensor
+    """[B, L]; values where nothing is decided are ignored."""
     table: Tensor
+
+    @classmethod
+    def around(cls, log_f: LogF, decided: Tensor, tokens: Tensor, table: Tensor) -> LogF:
+        """`log_f` with these positions decided, besides those that already are."""
+        if isinstance(log_f, DecidedLogF):
+            tokens = torch.where(decided, tokens, log_f.tokens)
+            return cls(log_f.inner, decided | log_f.decided, tokens, table)
+        return cls(log_f, decided, tokens, table) if bool(decided.any()) else log_f
 
     @property
     def has_weights(self) -> bool:
         return self.inner.has_weights
 
-    def weigh(self, x: Tensor, at: Coefficients, **wanted: Any) -> Weighted:
-        found = self.inner.weigh(x, at, **wanted)
-        target = self.table[self.clamp.tokens].to(found.mu.dtype)
-        return replace(found, mu=torch.where(self.clamp.known[..., None], target, found.mu))
+    def weigh(self, x: Tensor, at: Coefficients, *, scores: Tensor | None = None, **asked: Any) -> Weighted:
+        live = ~self.decided
+        levels = at.wide(x.shape[1])[live.cpu()]
+        part = self.inner[live].weigh(x[live], levels, scores=None if scores is None else scores[live], **asked)
+        mu = self.table[torch.where(live, 0, self.tokens)].to(part.mu.dtype)
+        mu[live] = part.mu
+        token = top_weight = None
+        if part.token is not None and part.top_weight is not None:
+            token, top_weight = self.tokens.clone(), torch.ones_like(self.tokens, dtype=part.top_weight.dtype)
+            token[live], top_weight[live] = part.token, part.top_weight
+        return Weighted(mu, log_normaliser=mu.new_zeros(self.tokens.shape), token=token, top_weight=top_weight)
 
     def logits(self, x: Tensor, at: Coefficients) -> Tensor:
         return self.inner.logits(x, at)
@@ -237,4 +255,4 @@ class KnownLogF:
         return replace(self, inner=self.inner.tempered(temperature, base_temperature))
 
     def __getitem__(self, index: Any) -> LogF:
-        return KnownLogF(self.inner[index], self.clamp[index], self.table)
+        return DecidedLogF(self.inner[index], self.decided[index], self.tokens[index], self.table)

@@ -50,9 +50,9 @@ def plan(
     for label, fixed in curves:
         for value in _values(control, values):
             options = arguments({**fixed, control: value})
-            if "settings" in options:
-                for flow in model.pieces(options["settings"], model.config.length):  # type: ignore[attr-defined]
-                    flow.settings.plan(model.schedule)  # type: ignore[attr-defined]
+            if (flow := model.as_flow()) is not None and "settings" in options:
+                for piece in flow.pieces(options["settings"], model.config.length):
+                    piece.settings.plan(flow.schedule)
             points.append(Planned(label, value, options))
     return points
 

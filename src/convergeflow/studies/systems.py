@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.sampling.settings import Settings, preset_for
-from convergeflow.systems import METHODS, method_class
+from convergeflow.systems import METHODS, OURS, rivals
 from convergeflow.training.config import RunConfig, StageConfig, from_dict
 
-OURS = "convergeflow"
 CONTROLLED = "langflow+controls"
 """LangFlow's weights under ConvergeFlow's sampler: what is left of the difference is the objective."""
-SYSTEMS = (*METHODS, CONTROLLED, OURS)
+SYSTEMS = (*rivals(), CONTROLLED, OURS)
 ENCODER_SHARE = 0.2
 GUIDANCE = (0.5, 1.0)
 """Multiples of the paper's self-conditioning guidance along our frontier."""
@@ -118,7 +117,7 @@ def _stretched(stages: Sequence[StageConfig], total: int) -> list[StageConfig]:
 def frontier(system: str, model: Any, nfe: int) -> list[Setting]:
     """The settings of a system at a budget of network calls; the first is its own default."""
     if system not in (OURS, CONTROLLED):
-        return [Setting(_shown(knobs), {"nfe": nfe, **knobs}) for knobs in model.FRONTIER]
+        return [Setting(_shown(knobs), {"nfe": nfe, **knobs}) for knobs in model.frontier]
     points = [Setting("standard", {"settings": Settings(nfe=nfe)})]
     for temperature in TEMPERATURES:  # one call a step instead of two: twice the steps for the same calls
         settings = Settings(nfe=nfe, self_condition="previous", temperature=temperature)
@@ -135,7 +134,7 @@ def controls_swept(system: str) -> list[Any]:
     """What `frontier` sweeps for a system, as JSON values and without its weights: part of what a result answers."""
     if system in (OURS, CONTROLLED):
         return ["standard", {"temperature": list(TEMPERATURES)}, {"guidance": list(GUIDANCE)}]
-    return [dict(knobs) for knobs in method_class(system).FRONTIER]
+    return [dict(knobs) for knobs in METHODS[system].frontier]
 
 
 def _affordable(settings: Settings, model: Any) -> Settings:

@@ -12,7 +12,8 @@ from convergeflow.evaluation.generative import paired_ratio
 from convergeflow.results import pages
 from convergeflow.results.record import frontier_of
 from convergeflow.studies.study import Study, SystemResult
-from convergeflow.studies.systems import CONTROLLED, OURS
+from convergeflow.studies.systems import CONTROLLED
+from convergeflow.systems import OURS
 
 COLUMNS = (
     "system",
@@ -174,7 +175,7 @@ def write_comparison(study: Study, results: Sequence[SystemResult], corpus: str)
     table, objective = rows(results, figures), objective_alone(results)
     about = (
         f"{base.batch * base.corpus.length * base.total_steps:,} training tokens per system ({base.total_steps} steps "
-        f"of {base.batch} x {base.corpus.length}), width {base.model.width}, depth {base.model.depth}; "
+        f"of {base.batch} x {base.corpus.length}), width {base.model.system.width}, depth {base.model.system.depth}; "
         f"{len(measurer.seeds)} samples per point, scorer {measurer.assessor.scorer.name}, protocol "
         f"{measurer.protocol.id}."
     )

@@ -1,29 +1,42 @@
-"""The rivals of ConvergeFlow, one file each, under the same protocol, on the same trunk and files.
+"""ConvergeFlow and its rivals, one file each, under the same protocol, on the same trunk and files.
 
-`METHODS` names them all; a rival's file is imported when it is first asked for.
+`METHODS` names them all. A system's file is imported when it is first asked for, so that naming the methods does not
+load torch. Another package adds a system by an entry point `convergeflow.systems`, whose name is the method's and whose
+value is a subclass of `protocol.LanguageModel`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from convergeflow.errors import unknown_name
+from convergeflow.plugins import Registry
 
-_HOMES = {
-    "ar": ("autoregressive", "AutoregressiveModel"),
-    "mdlm": ("mdlm", "MdlmModel"),
-    "sedd-absorb": ("sedd", "SeddAbsorbModel"),
-    "sedd-uniform": ("sedd", "SeddUniformModel"),
-    "duo": ("duo", "DuoModel"),
-    "flm": ("flm", "FlmModel"),
-    "langflow": ("langflow", "LangFlowModel"),
-    "elf": ("elf", "ElfModel"),
-    "plaid": ("plaid", "PlaidModel"),
-}
+if TYPE_CHECKING:
+    from convergeflow.systems.protocol import LanguageModel
+
+OURS = "convergeflow"
+
+METHODS: Registry[type[LanguageModel]] = Registry(
+    "method",
+    "systems",
+    {
+        OURS: "convergeflow.systems.convergeflow:ConvergeFlowModel",
+        "ar": "convergeflow.systems.autoregressive:AutoregressiveModel",
+        "mdlm": "convergeflow.systems.mdlm:MdlmModel",
+        "sedd-absorb": "convergeflow.systems.sedd:SeddAbsorbModel",
+        "sedd-uniform": "convergeflow.systems.sedd:SeddUniformModel",
+        "duo": "convergeflow.systems.duo:DuoModel",
+        "flm": "convergeflow.systems.flm:FlmModel",
+        "langflow": "convergeflow.systems.langflow:LangFlowModel",
+        "elf": "convergeflow.systems.elf:ElfModel",
+        "plaid": "convergeflow.systems.plaid:PlaidModel",
+    },
+)
+"""Method name -> class."""
 
 SUMMARIES = {
+    OURS: "the paper's flow: embedding-weighted predictor, MSE objective",
     "ar": "autoregressive transformer: next-token prediction, exact likelihood",
     "mdlm": "masked diffusion with the SUBS parameterisation",
     "sedd-absorb": "score entropy discrete diffusion, absorbing state",
@@ -34,41 +47,17 @@ SUMMARIES = {
     "elf": "flow on the outputs of a frozen contextual encoder, with a trained decoder",
     "plaid": "likelihood-trained diffusion on low-dimensional token embeddings",
 }
-"""One line on each rival, for lists and reports."""
+"""One line on each system of the package, for lists and reports."""
 
 
-class _Methods(Mapping[str, Any]):
-    """Name -> class, imported on first use: naming the methods must not load torch."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in _HOMES:
-            raise KeyError(name)
-        module, cls = _HOMES[name]
-        return getattr(importlib.import_module(f"convergeflow.systems.{module}"), cls)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_HOMES)
-
-    def __len__(self) -> int:
-        return len(_HOMES)
+def rivals() -> list[str]:
+    """The names of all systems but ConvergeFlow."""
+    return [name for name in METHODS if name != OURS]
 
 
-METHODS: Mapping[str, Any] = _Methods()
-
-
-def method_class(name: str) -> Any:
-    """The class of a rival by name; an unknown name is refused with the nearest one."""
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
+def class_of_type(model_type: str) -> type[LanguageModel]:
+    """The class of a system by the `model_type` in its config.json."""
+    name = model_type.removeprefix("convergeflow-")
+    if name not in METHODS or (model_type != OURS and model_type == name):
+        raise unknown_name("model type", model_type, [OURS, *(f"convergeflow-{name}" for name in rivals())])
     return METHODS[name]
-
-
-MODEL_TYPES = {f"convergeflow-{name}": name for name in _HOMES}
-"""`model_type` in config.json -> method."""
-
-
-def register(model_type: str) -> None:
-    """Make transformers' Auto classes know a rival's checkpoints: its file registers it when imported."""
-    if model_type not in MODEL_TYPES:
-        raise unknown_name("model type", model_type, ["convergeflow", *MODEL_TYPES])
-    METHODS[MODEL_TYPES[model_type]]

@@ -7,7 +7,8 @@ earlier positions.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, nucleus, tempered
 from convergeflow.systems.protocol import Bound
-from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, register, zero_linear
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, zero_linear
 
 
 class CausalBlock(nn.Module):
@@ -74,22 +75,17 @@ class CausalNetwork(nn.Module):
             return self.head(x.to(self.head.weight.dtype)), cache
 
 
-class AutoregressiveConfig(RivalConfig):
-    model_type = "convergeflow-ar"
-
-
 class AutoregressiveModel(Rival):
     """Next-token prediction."""
 
     method = "ar"
     bound_kind = "exact"
-    KNOBS: ClassVar = {"temperature": 1.0, "nucleus": 1.0, "cache": True}
-    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+    controls: Mapping[str, Any] = {"temperature": 1.0, "nucleus": 1.0, "cache": True}
+    frontier = TEMPERATURES
 
-    def __init__(self, config: AutoregressiveConfig) -> None:
+    def __init__(self, config: RivalConfig) -> None:
         super().__init__(config)
         self.network = CausalNetwork(config)
-        self.post_init()
 
     @property
     def start(self) -> int:
@@ -111,9 +107,9 @@ class AutoregressiveModel(Rival):
         with self.evaluating():
             return {"nll": float(self.row_losses(tokens, torch.zeros(len(tokens)), draws).mean())}
 
-    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 1) -> Bound:
+    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 1, **how: Any) -> Bound:
         """The exact negative log-likelihood of all L tokens; it has no random part to repeat."""
-        return super().bound(tokens, draws=draws, repeats=1)
+        return super().bound(tokens, draws=draws, repeats=1, **how)
 
     def generate_batch(self, run: Run, *, temperature: float, nucleus: float, cache: bool) -> Tensor:  # type: ignore[override]
         """Left to right, one call per token whatever the budget says; known tokens must be a prefix."""
@@ -133,5 +129,3 @@ class AutoregressiveModel(Rival):
 
 
 _nucleus = nucleus  # the control of the same name hides the function inside the sampler
-
-register(AutoregressiveConfig, AutoregressiveModel)

@@ -1,124 +1,86 @@
-"""The front door: ConvergeFlow as a transformers model with `from_pretrained`, `save_pretrained` and `generate`.
+"""ConvergeFlow as users hold it: network, schedule, loss and sampler in one object.
 
 It follows the `LanguageModel` protocol, so the same trainer, evaluator and commands serve it and its rivals. LangFlow
-is the same network trained with the other objective. A checkpoint is a folder with config.json, model.safetensors and
-tokenizer files.
+is the same network trained with the other objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
 from convergeflow.flow.schedule import Gumbel, Schedule, gumbel_for_width, schedule_from
-from convergeflow.model import SIZES
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.model.small_scale import Extras, SmallScaleNetwork
 from convergeflow.objective.learned_schedule import LearnedGumbel
 from convergeflow.objective.losses import Loss, Objective, fixed_noise_report, flow_loss
-from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import Piece, fewest_calls, pieces
-from convergeflow.sampling.driver import Observer, batches, default_batch, initial_noise, integrate
+from convergeflow.sampling.cohort import Observer
+from convergeflow.sampling.integration import Endpoint, batches, default_batch, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
-from convergeflow.systems.protocol import Samples
+from convergeflow.systems.config import SystemConfig
+from convergeflow.systems.likelihood import flow_bound
+from convergeflow.systems.protocol import Bound, LanguageModel, MakeSettings, Samples, Stage
 
 
-class ConvergeFlowConfig(PreTrainedConfig):
-    """The shape of a model and its schedule."""
+@dataclass(frozen=True)
+class ConvergeFlowConfig(SystemConfig, Extras, Shape):
+    """The network (`Shape` and `Extras`), its schedule, and how it is meant to be sampled."""
 
-    model_type = "convergeflow"
+    not_chosen: ClassVar[tuple[str, ...]] = (*SystemConfig.not_chosen, "schedule_entropy", "method")
 
-    def __init__(
-        self,
-        vocabulary: int = 50257,
-        width: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        condition_width: int = 128,
-        length: int = 1024,
-        dropout: float = 0.1,
-        predictor: str = "weighted",
-        schedule: dict[str, Any] | None = None,
-        schedule_entropy: float = 7.02,
-        gate_init: float = 0.0,
-        context_free_input: bool = False,
-        neighbours: int = 0,
-        head_init: float = 0.0,
-        pool_evidence: bool = False,
-        block_length: int | None = None,
-        preset: str | None = None,
-        method: str = "convergeflow",
-        **kwargs: Any,
-    ) -> None:
-        for name, value in {
-            "vocabulary": vocabulary,
-            "width": width,
-            "depth": depth,
-            "heads": heads,
-            "length": length,
-        }.items():
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, not {value}")
-        self.vocabulary = vocabulary
-        self.width = width
-        self.depth = depth
-        self.heads = heads
-        self.condition_width = condition_width
-        self.length = length
-        self.dropout = dropout
-        self.predictor = predictor
-        self.schedule = gumbel_for_width(width).describe() if schedule is None else dict(schedule)
-        self.schedule_entropy = schedule_entropy
-        self.gate_init = gate_init
-        self.context_free_input = context_free_input
-        self.neighbours = neighbours
-        self.head_init = head_init
-        self.pool_evidence = pool_evidence
-        self.block_length = block_length
-        """Tokens that are denoised together after the clean ones before them; none: the whole sequence, the paper's."""
-        self.preset = preset
-        """The sampling preset that the commands take for this model where the user names none."""
-        self.method = method
-        super().__init__(**kwargs)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    """`kind` (gumbel if absent) and its values; a Gumbel's `loc` is 4.723 - ln(768 / width) if absent."""
+    schedule_entropy: float = 7.02
+    """Height h of the entropy curve that a learned schedule is fitted to."""
+    block_length: int | None = None
+    """Tokens that are denoised together after the clean ones before them; None is the paper's whole sequence."""
+    preset: str | None = None
+    """The sampling preset that the commands take for this model if the user names none."""
+    method: str = "convergeflow"
 
-    @classmethod
-    def of_size(cls, size: str, **changes: Any) -> ConvergeFlowConfig:
-        """A named size: test, small or base (the paper's)."""
-        if size not in SIZES:
-            raise unknown_name("size", size, SIZES)
-        return cls(**{**SIZES[size], **changes})
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_length is not None and self.block_length < 1:
+            raise UserError(f"block_length must be at least 1, not {self.block_length}")
+        start = gumbel_for_width(self.width).describe()
+        given = {name: value for name, value in (self.schedule or {}).items() if value is not None}
+        whole = {**start, **given} if given.get("kind", "gumbel") == "gumbel" else given
+        schedule_from(whole)  # refuses what is not a schedule
+        object.__setattr__(self, "schedule", whole)
+
+    def part(self, kind: type[Any]) -> Any:
+        """The fields of `Shape` or `Extras` alone."""
+        return kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
 
 
-@dataclass
-class FlowOutput(ModelOutput):  # type: ignore[misc]
-    """What `forward` returns."""
+@dataclass(frozen=True)
+class FlowOutput:
+    """What `forward` returns; the direct predictor has no logits."""
 
+    mu: Tensor
     logits: Tensor | None = None
-    mu: Tensor | None = None
 
 
-class ConvergeFlowModel(PreTrainedModel):
-    """Network, schedule and sampler in one object."""
+class ConvergeFlowModel(LanguageModel):
+    """Network, schedule and sampler."""
 
-    config_class: type[ConvergeFlowConfig] = ConvergeFlowConfig
-    base_model_prefix = "network"
-    main_input_name = "x_t"
-    supports_gradient_checkpointing = False
+    config_class: ClassVar[type[ConvergeFlowConfig]] = ConvergeFlowConfig
     config: ConvergeFlowConfig
+    network: FlowNetwork
+    bound_kind = "variational diffusion bound"
 
     def __init__(self, config: ConvergeFlowConfig) -> None:
         super().__init__(config)
-        shape = Shape(**{field.name: getattr(config, field.name) for field in fields(Shape)})
-        extras = Extras(**{field.name: getattr(config, field.name) for field in fields(Extras)})
+        shape, extras = config.part(Shape), config.part(Extras)
         self.network = FlowNetwork(shape) if extras == Extras() else SmallScaleNetwork(shape, extras)
         schedule = schedule_from(config.schedule)
         self.learned_schedule = (
@@ -126,41 +88,41 @@ class ConvergeFlowModel(PreTrainedModel):
         )
         self.objective = Objective("mse")
         self.fits_schedule = False
-        self.tokenizer: Any = None
-        """Set by `from_pretrained` where the folder holds one; generation gives ids only without it."""
-        self.post_init()
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """Nothing: the modules initialise themselves, and loading refuses a file that leaves anything to initialise."""
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def model_type(cls) -> str:
+        return "convergeflow"
+
     @property
-    def method(self) -> str:
+    def method(self) -> str:  # type: ignore[override]
         return self.config.method
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule in force: the learned values where there are any."""
+        """The schedule in force: the learned values if there are any."""
         if self.learned_schedule is not None:
             return self.learned_schedule.schedule()
         return schedule_from(self.config.schedule)
 
-    def set_unigram(self, counts: Tensor) -> None:
-        """Token counts of the training text: the context-free prior, and the height of the entropy curve to fit."""
+    def as_flow(self) -> ConvergeFlowModel:
+        return self
+
+    def set_unigram(self, counts: Tensor, entropy: float | None = None) -> None:
+        """Token counts of the training text: the context-free prior, and the height of the entropy curve to fit.
+
+        `entropy` takes the place of the counts' own for that height.
+        """
         if counts.shape != (self.config.vocabulary,):
             raise UserError(f"{len(counts)} token counts for a vocabulary of {self.config.vocabulary}")
         share = (counts.double() + 0.5) / (counts.double() + 0.5).sum()
         self.network.log_unigram.copy_(share.log())
-        entropy = float(-(share * share.log()).sum())
-        self.config.schedule_entropy = entropy
+        height = float(-(share * share.log()).sum()) if entropy is None else entropy
+        self.config = replace(self.config, schedule_entropy=height)
         if self.learned_schedule is not None:
             with torch.no_grad():
-                self.learned_schedule.entropy.fill_(entropy)
-
-    def num_parameters_without_table(self) -> int:
-        """All parameters but the token table: the paper's "130M" at base size."""
-        return sum(p.numel() for p in self.parameters()) - self.network.embedding.weight.numel()
+                self.learned_schedule.entropy.fill_(height)
 
     # -- prediction ----------------------------------------------------------------------------------------------------
 
@@ -169,17 +131,15 @@ class ConvergeFlowModel(PreTrainedModel):
         at = self.schedule.at_gamma(gamma.double())
         log_f = self.network(x_t, at, self_condition)
         if self.config.predictor == "direct":
-            return FlowOutput(mu=log_f.weigh(x_t, at).mu)
+            return FlowOutput(log_f.weigh(x_t, at).mu)
         logits = log_f.logits(x_t, at)
-        return FlowOutput(logits=logits, mu=logits.softmax(-1) @ self.network.embedding.rows())
+        return FlowOutput(logits.softmax(-1) @ self.network.embedding.rows(), logits)
 
-    # -- training (LanguageModel protocol) -----------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------------------
 
-    def enter_stage(self, stage: Any) -> None:
-        """Objective and trainable parameters of a stage (`config.StageConfig`)."""
-        self.objective = Objective(
-            stage.objective, stage.self_condition, stage.position_noise, stage.clean_context, self.config.block_length
-        )
+    def enter_stage(self, stage: Stage) -> None:
+        """Objective and trainable parameters of a stage."""
+        self.objective = self._objective(stage.objective, stage)
         self.requires_grad_(True)
         self.network.embedding.weight.requires_grad_(bool(stage.learn_table))
         if not stage.learn_table:
@@ -190,31 +150,50 @@ class ConvergeFlowModel(PreTrainedModel):
         if self.learned_schedule is not None:
             self.learned_schedule.requires_grad_(self.fits_schedule)
 
+    def _objective(self, kind: str, stage: Stage) -> Objective:
+        return Objective(
+            kind, stage.self_condition, stage.position_noise, stage.clean_context, self.config.block_length
+        )
+
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         """The stage's loss; `times` [B] are paper times in (0, 1)."""
-        return flow_loss(
-            self.network,
-            self.schedule,
-            self.objective,
-            tokens,
-            times=times,
-            draws=draws,
-            learned=self.learned_schedule if self.fits_schedule else None,
-        )
+        learned = self.learned_schedule if self.fits_schedule else None
+        return flow_loss(self.network, self.schedule, self.objective, tokens, times=times, draws=draws, learned=learned)
 
     def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:
         """Cross-entropy, error and gain over the context-free predictor at five fixed noise levels of this width."""
-        start = gumbel_for_width(self.config.width)
-        levels = start.gamma(torch.tensor([0.9, 0.7, 0.5, 0.3, 0.1])).tolist()
-        was_training = self.training
-        self.eval()
-        try:
-            rounded = [round(level, 2) for level in levels]
+        levels = gumbel_for_width(self.config.width).gamma(torch.tensor([0.9, 0.7, 0.5, 0.3, 0.1]))
+        rounded = [round(level, 2) for level in levels.tolist()]
+        with self.evaluating():
             return fixed_noise_report(self.network, self.schedule, rounded, tokens, draws, self.config.block_length)
-        finally:
-            self.train(was_training)
+
+    def bound(
+        self,
+        tokens: Tensor,
+        *,
+        draws: RowDraws,
+        repeats: int = 32,
+        progress: Callable[[int], None] = lambda done: None,
+        **how: Any,
+    ) -> Bound:
+        """The bound of `likelihood.py` in nats per token; `how` as there."""
+        how.setdefault("block_length", self.config.block_length)
+        with self.evaluating():
+            return flow_bound(
+                self.network, self.schedule, tokens, draws=draws, repeats=repeats, progress=progress, **how
+            )
 
     # -- sampling ------------------------------------------------------------------------------------------------------
+
+    def sampling_arguments(
+        self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
+    ) -> dict[str, Any]:
+        if controls:
+            raise UserError(
+                f"{self.method} has no control {next(iter(controls))!r} of its own; its controls are options"
+            )
+        chosen = settings(self.schedule, self.config.preset)
+        return {"settings": chosen if length is None or "nfe" in given else self.with_enough_calls(chosen, length)}
 
     def bind(self) -> NetworkPredictor:
         """A predictor for sampling: the table is normalised once, dropout is off."""
@@ -223,7 +202,7 @@ class ConvergeFlowModel(PreTrainedModel):
             return NetworkPredictor(self.network, self.schedule, self.network.embedding.rows())
 
     @torch.no_grad()
-    def sample(
+    def sample(  # type: ignore[override]
         self,
         num: int,
         length: int,
@@ -231,10 +210,10 @@ class ConvergeFlowModel(PreTrainedModel):
         seeds: Sequence[int],
         nfe: int = 64,
         observe: Observer | None = None,
-        settings: Settings | None = None,
-        noise: Tensor | None = None,
         clamp: Clamp | None = None,
         batch: int | None = None,
+        settings: Settings | None = None,
+        noise: Tensor | None = None,
         want_logits: bool = False,
     ) -> Samples:
         """Generate `num` sequences; `settings` says how (its nfe wins).
@@ -244,47 +223,41 @@ class ConvergeFlowModel(PreTrainedModel):
         # The direct predictor has no weights to decode by.
         rule = "weight" if self.config.predictor == "weighted" else "prediction"
         settings = settings or Settings(nfe=nfe, decode=rule)
-        if len(seeds) != num:
-            raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
-        if num < 1 or length < 1:
-            raise UserError("the number and the length of samples must be at least 1")
-        if noise is not None and noise.shape != (num, length, self.config.width):
-            raise UserError(
-                f"the starting noise must have shape {(num, length, self.config.width)}, not {tuple(noise.shape)}"
-            )
-        predictor = self.bind()
-        plan = self.pieces(settings, length, clamp)
-        size = batch or default_batch(length, self.config.vocabulary)
-        outcomes = []
+        self._check_request(num, length, seeds, settings.nfe)
+        width, size = self.config.width, batch or default_batch(length, self.config.vocabulary)
+        if noise is not None and noise.shape != (num, length, width):
+            raise UserError(f"the starting noise must have shape {(num, length, width)}, not {tuple(noise.shape)}")
+        predictor, flows = self.bind(), self.pieces(settings, length, clamp)
+        blocks = {} if self.config.block_length is None else {"pieces": flows, "window": self.config.length}
+        ends: list[Endpoint] = []
         for part in batches(num, size):
-            start = (
-                initial_noise(seeds[part], length, self.config.width, torch.float64, self.device)
-                if noise is None
-                else noise[part].to(self.device)
+            if noise is None:
+                start = initial_noise(seeds[part], length, width, torch.float64, self.device)
+            else:
+                start = noise[part].to(self.device)
+            known = clamp[part] if clamp is not None and clamp.tokens.dim() == 2 else clamp
+            ends.append(
+                integrate(predictor, settings, start, clamp=known, observe=observe, want_logits=want_logits, **blocks)
             )
-            piece = clamp
-            if clamp is not None and clamp.tokens.dim() == 2:
-                piece = Clamp(clamp.tokens[part], clamp.known[part])
-            blocks = {} if self.config.block_length is None else {"pieces": plan, "window": self.config.length}
-            outcome = integrate(
-                predictor, settings, start, clamp=piece, observe=observe, want_logits=want_logits, **blocks
-            )
-            outcomes.append(outcome)
-        rules = {
-            rule: torch.cat([outcome.decoded.tokens[rule] for outcome in outcomes]).cpu()
-            for rule in outcomes[0].decoded.tokens
-        }
-        outcomes[0].decoded.by(settings.decode)  # refuses a rule that does not apply, by name
-        ids = rules[settings.decode]
-        calls = torch.cat([outcome.calls for outcome in outcomes])
-        extras = {"calls": calls, **{f"ids_{rule}": tokens for rule, tokens in rules.items()}}
-        if want_logits:
-            extras["logits"] = torch.cat([_present(outcome.logits) for outcome in outcomes]).cpu()
-        texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
-        described = {**settings.describe(), "plan": outcomes[0].plan.describe(), "length": length, "batch": size}
+        described = {**settings.describe(), "plan": ends[0].plan.describe(), "length": length, "batch": size}
         if self.config.block_length is not None:
-            described |= {"block_length": settings.block or self.config.block_length, "num_blocks": len(plan)}
-        return Samples(ids, list(seeds), int(calls.max()), described, texts, extras)
+            described |= {"block_length": settings.block or self.config.block_length, "num_blocks": len(flows)}
+        return self._gathered(ends, seeds, settings.decode, described)
+
+    def _gathered(
+        self, ends: Sequence[Endpoint], seeds: Sequence[int], rule: str, described: dict[str, Any]
+    ) -> Samples:
+        """The batches as one set of samples, with the tokens of every rule beside the chosen one's."""
+        ends[0].decoded.by(rule)  # refuses a rule that does not apply, by name
+        extras = {
+            f"ids_{name}": torch.cat([end.decoded.tokens[name] for end in ends]).cpu()
+            for name in ends[0].decoded.tokens
+        }
+        logits = [end.logits for end in ends if end.logits is not None]
+        if logits:
+            extras["logits"] = torch.cat(logits).cpu()
+        calls = torch.cat([end.calls for end in ends])
+        return self._samples(extras[f"ids_{rule}"], seeds, calls, described, **extras)
 
     def pieces(self, settings: Settings, length: int, clamp: Clamp | None = None) -> list[Piece]:
         """The flows that make one sample: the whole sequence, or block after block."""
@@ -292,40 +265,19 @@ class ConvergeFlowModel(PreTrainedModel):
         return pieces(settings, length, self.config.block_length, known)
 
     def with_enough_calls(self, settings: Settings, length: int) -> Settings:
-        """The same, with as many calls as the blocks of a text of this length need where a preset has fewer."""
+        """The same, with as many calls as the blocks of a text of this length need if a preset has fewer."""
         if self.config.block_length is None:
             return settings
         least = fewest_calls(length, settings.block or self.config.block_length)
         return replace(settings, nfe=max(settings.nfe, least))
 
-    def generate(  # type: ignore[override]
-        self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any
-    ) -> Samples:
-        """`num` samples with seeds seed, seed + 1, ...; options as in `sample`."""
-        return self.sample(num, length or self.config.length, seeds=range(seed, seed + num), **options)
-
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """config.json and model.safetensors, with the learned schedule in both, and the tokenizer if there is one."""
+    def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """A checkpoint folder, with the learned schedule in its config.json too."""
         if self.learned_schedule is not None:
-            self.config.schedule = self.learned_schedule.schedule().describe()
-            self.config.schedule_entropy = self.learned_schedule.entropy.item()
-        with quietly():
-            super().save_pretrained(save_directory, **kwargs)
-        if self.tokenizer is not None:
-            self.tokenizer.save(save_directory)
-
-    @classmethod
-    def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> ConvergeFlowModel:  # type: ignore[override]
-        """Load a checkpoint folder in float32; a missing or unexpected weight is an error, not a warning."""
-        return load_strictly(cls, folder, *args, **kwargs)
-
-
-def _present(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return value
-
-
-AutoConfig.register(ConvergeFlowConfig.model_type, ConvergeFlowConfig)
-AutoModel.register(ConvergeFlowConfig, ConvergeFlowModel)
+            learned = self.learned_schedule
+            self.config = replace(
+                self.config, schedule=learned.schedule().describe(), schedule_entropy=learned.entropy.item()
+            )
+        super().save_pretrained(folder, state_dict=state_dict)

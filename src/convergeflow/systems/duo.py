@@ -9,7 +9,9 @@ is the noisy token.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import argmax_share, signal_at
 from convergeflow.systems.categorical import draw, nucleus, tempered
 from convergeflow.systems.mdlm import FLOOR, LAST_TIME, REMOVALS, kept_share, training_tau
-from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork, register
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
 
 CURRICULUM_SHARES = (0.945471, 0.049327)
 """Survival a at the ends of the published curriculum (gamma -3.55 to -1.85 at K = 50257), carried over to any K."""
@@ -58,8 +60,8 @@ def reverse_law(log_x: Tensor, x: Tensor, now: Tensor, then: Tensor) -> Tensor:
     return (weights / normaliser).log()
 
 
+@dataclass(frozen=True)
 class DuoConfig(RivalConfig):
-    model_type = "convergeflow-duo"
     curriculum: float = 0.5
     """Share of the first stage that trains on Gaussian inputs."""
     curriculum_temperature: float = 1e-3
@@ -69,14 +71,14 @@ class DuoModel(Rival):
     """Uniform-state diffusion with a curriculum."""
 
     method = "duo"
+    config_class = DuoConfig
     bound_kind = "uniform-state ELBO (the first thousandth of time is cut off)"
-    KNOBS: ClassVar = {"temperature": 1.0, "nucleus": 1.0, "kappa": 1.0, "removal": "sample"}
-    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+    controls: Mapping[str, Any] = {"temperature": 1.0, "nucleus": 1.0, "kappa": 1.0, "removal": "sample"}
+    frontier = TEMPERATURES
 
     def __init__(self, config: DuoConfig) -> None:
         super().__init__(config)
         self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
-        self.post_init()
 
     def log_x(self, inputs: Tensor, a: Tensor) -> Tensor:
         """log x_th [B, L, K] for tokens or vectors; the trunk is told sigma = -log a."""
@@ -149,5 +151,3 @@ class DuoModel(Rival):
 
 
 _nucleus = nucleus  # the control of the same name hides the function inside the sampler
-
-register(DuoConfig, DuoModel)

@@ -9,7 +9,9 @@ T5 tokens; `embedded`, a small one trained here by masked-token prediction in a 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,8 @@ from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, register, zero_linear
+from convergeflow.systems.protocol import Stage
+from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, trunk, zero_linear
 
 ENCODERS = ("embedded", "t5")
 GRIDS = ("logit-normal", "uniform")
@@ -85,7 +88,7 @@ class T5Encoder:
             except OSError as failure:
                 raise ConvergeFlowError(
                     f"cannot load the encoder {self.name!r} ({str(failure).splitlines()[0]}); give a local folder as "
-                    "model.options.encoder_name, or train the embedded encoder with model.options.encoder=embedded"
+                    "model.encoder_name, or train the embedded encoder with model.encoder=embedded"
                 ) from None
         model = self._model.to(tokens.device)
         if int(tokens.max()) >= model.config.vocab_size:
@@ -112,14 +115,7 @@ class ElfNetwork(nn.Module):
         self.guidance = NoiseLevelEmbedding(config.condition_width)
         self.guidance_out = nn.Linear(config.condition_width, width)
         self.prefix = nn.Parameter(0.02 * torch.randn(2 * PREFIX, width))
-        self.backbone = Backbone(
-            width=width,
-            depth=config.depth,
-            heads=config.heads,
-            condition_width=config.condition_width,
-            dropout=config.dropout,
-            gate_init=config.gate_init,
-        )
+        self.backbone = trunk(config)
         self.predict = zero_linear(width, latent)
         self.decode_in = nn.Linear(width, latent)
         self.decode_out = nn.Linear(latent, config.vocabulary)
@@ -146,8 +142,8 @@ class ElfNetwork(nn.Module):
             return self.predict(h), self.decode_out(inner)
 
 
+@dataclass(frozen=True)
 class ElfConfig(RivalConfig):
-    model_type = "convergeflow-elf"
     encoder: str = "embedded"
     encoder_name: str = "google-t5/t5-small"
     encoder_deviation: float = 0.2
@@ -159,18 +155,19 @@ class ElfConfig(RivalConfig):
     noise_scale: float = 2.0
     decoder_noise_scale: float = 5.0
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self) -> None:
         if self.encoder not in ENCODERS:
             raise unknown_name("encoder", self.encoder, ENCODERS)
-        super().__post_init__(**kwargs)
+        super().__post_init__()
 
 
 class ElfModel(Rival):
     """Embedded language flow."""
 
     method = "elf"
-    KNOBS: ClassVar[dict[str, Any]] = {"guidance": 3.0, "churn": 1.5, "grid": "logit-normal"}
-    FRONTIER = tuple({"guidance": value} for value in (3.0, 1.0, 1.5, 2.0, 4.0, 5.0))
+    config_class = ElfConfig
+    controls: Mapping[str, Any] = {"guidance": 3.0, "churn": 1.5, "grid": "logit-normal"}
+    frontier = tuple({"guidance": value} for value in (3.0, 1.0, 1.5, 2.0, 4.0, 5.0))
 
     def __init__(self, config: ElfConfig) -> None:
         super().__init__(config)
@@ -185,13 +182,12 @@ class ElfModel(Rival):
         self._t5 = T5Encoder(config.encoder_name, config.encoder_deviation) if config.encoder == "t5" else None
         if self.encoder is not None:
             self.encoder.requires_grad_(False)
-        self.post_init()
 
     encoder_passes: Tensor
 
     # -- training ------------------------------------------------------------------------------------------------------
 
-    def enter_stage(self, stage: Any) -> None:
+    def enter_stage(self, stage: Stage) -> None:
         """`ce` trains the embedded encoder, `mse` the flow on the frozen encoder."""
         super().enter_stage(stage)
         self.teaches_encoder = stage.objective == "ce" and self.encoder is not None
@@ -210,7 +206,7 @@ class ElfModel(Rival):
         assert self._t5 is not None
         x = self._t5(tokens)
         if x.shape[-1] != self.config.latent:
-            raise UserError(f"{self._t5.name} has width {x.shape[-1]}: set model.options.latent={x.shape[-1]}")
+            raise UserError(f"{self._t5.name} has width {x.shape[-1]}: set model.latent={x.shape[-1]}")
         return x
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
@@ -299,6 +295,3 @@ class ElfModel(Rival):
         else:
             inner = logit_normal(run.draws.uniform(num_steps - 1), TIME_LAW).sort(-1).values
         return torch.cat([ends[0], inner, ends[1]], dim=1).float().to(run.device)
-
-
-register(ElfConfig, ElfModel)

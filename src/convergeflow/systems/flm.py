@@ -8,7 +8,8 @@ probabilities, and 1 is the reference.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,24 +19,19 @@ from convergeflow.device import state_dtype_of
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import interpolation_at
 from convergeflow.systems.categorical import tempered
-from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork, register
-
-
-class FlmConfig(RivalConfig):
-    model_type = "convergeflow-flm"
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
 
 
 class FlmModel(Rival):
     """One-hot flow."""
 
     method = "flm"
-    KNOBS: ClassVar = {"temperature": 1.0}
-    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+    controls: Mapping[str, Any] = {"temperature": 1.0}
+    frontier = TEMPERATURES
 
-    def __init__(self, config: FlmConfig) -> None:
+    def __init__(self, config: RivalConfig) -> None:
         super().__init__(config)
         self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
-        self.post_init()
 
     def warp(self, t: Tensor) -> Tensor:
         """c(t)."""
@@ -66,6 +62,3 @@ class FlmModel(Rival):
             tokens = log_f.argmax(-1)
             run.report(i, run.nfe, float(t[i]), tokens)
         return tokens
-
-
-register(FlmConfig, FlmModel)

@@ -7,7 +7,8 @@ carried over and free.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.nn import functional
 from convergeflow.errors import unknown_name
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
-from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork, register
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
 
 FLOOR = 1e-3
 """The share of signal left at tau = 1, and the smallest time of training."""
@@ -35,23 +36,18 @@ def training_tau(times: Tensor) -> Tensor:
     return FLOOR + (1.0 - FLOOR) * times
 
 
-class MdlmConfig(RivalConfig):
-    model_type = "convergeflow-mdlm"
-
-
 class MdlmModel(Rival):
     """Masked diffusion."""
 
     method = "mdlm"
     bound_kind = "masked-diffusion ELBO"
-    KNOBS: ClassVar = {"temperature": 1.0, "removal": "sample"}
-    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+    controls: Mapping[str, Any] = {"temperature": 1.0, "removal": "sample"}
+    frontier = TEMPERATURES
 
-    def __init__(self, config: MdlmConfig) -> None:
+    def __init__(self, config: RivalConfig) -> None:
         super().__init__(config)
         # The head has no mask output: SUBS gives the mask probability zero.
         self.network = TokenNetwork(config, inputs=config.vocabulary + 1, outputs=config.vocabulary)
-        self.post_init()
 
     @property
     def mask(self) -> int:
@@ -100,6 +96,3 @@ class MdlmModel(Rival):
         stay = torch.as_tensor((1 - then) / (1 - now), dtype=log_x.dtype).log().to(log_x.device)
         leave = torch.as_tensor((then - now) / (1 - now), dtype=log_x.dtype).log().to(log_x.device)
         return torch.cat([log_x + leave, stay.expand(*log_x.shape[:-1], 1)], dim=-1)
-
-
-register(MdlmConfig, MdlmModel)

@@ -9,19 +9,19 @@ strata, so the split between the two kinds of rows is a threshold on them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.model.backbone import Backbone
 from convergeflow.model.fused import Weighted, weigh
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.rival import Rival, RivalConfig, Run, register, zero_linear
+from convergeflow.systems.rival import Rival, RivalConfig, Run, trunk, zero_linear
 
 STEPS = ("ancestral", "ddim")
 STATISTICS_DECAY = 0.997
@@ -113,14 +113,7 @@ class PlaidNetwork(nn.Module):
         self.embedding = UnitTable(config.vocabulary, D)
         self.enter = nn.Linear(D, config.width, bias=False)
         self.enter_condition = zero_linear(D, config.width, bias=False)
-        self.backbone = Backbone(
-            width=config.width,
-            depth=config.depth,
-            heads=config.heads,
-            condition_width=config.condition_width,
-            dropout=config.dropout,
-            gate_init=config.gate_init,
-        )
+        self.backbone = trunk(config)
         self.head = zero_linear(config.width, config.vocabulary)
 
     def forward(self, z: Tensor, at: Level, condition: Tensor) -> Tensor:
@@ -143,8 +136,8 @@ class UnitTable(nn.Module):
         return functional.normalize(self.weight.float(), dim=-1)
 
 
+@dataclass(frozen=True)
 class PlaidConfig(RivalConfig):
-    model_type = "convergeflow-plaid"
     dimension: int = 16
     schedule_hidden: int = 1024
     self_condition: float = 0.25
@@ -154,9 +147,10 @@ class PlaidModel(Rival):
     """Embedding diffusion with a learned schedule."""
 
     method = "plaid"
+    config_class = PlaidConfig
     bound_kind = "diffusion ELBO"
-    KNOBS: ClassVar[dict[str, Any]] = {"temperature": 0.9, "step": "ancestral"}
-    FRONTIER = tuple({"temperature": value} for value in (0.9, 1.0, 0.95, 0.85, 0.8, 0.75))
+    controls: Mapping[str, Any] = {"temperature": 0.9, "step": "ancestral"}
+    frontier = tuple({"temperature": value} for value in (0.9, 1.0, 0.95, 0.85, 0.8, 0.75))
 
     def __init__(self, config: PlaidConfig) -> None:
         super().__init__(config)
@@ -164,7 +158,6 @@ class PlaidModel(Rival):
         self.noise_schedule = MonotoneSchedule(config.schedule_hidden)
         # Mean and mean square of the reconstruction and the diffusion losses, with their weight.
         self.register_buffer("statistics", torch.zeros(2, 3, dtype=torch.float64))
-        self.post_init()
 
     statistics: Tensor
     network: PlaidNetwork
@@ -322,6 +315,3 @@ def reverse_step(z: Tensor, x_hat: Tensor, now: Level, then: Level, temperature:
         return alpha_s * x_hat + sigma_s * epsilon
     c = -torch.expm1(then.gamma - now.gamma)[:, None, None]
     return z * (1 - c) * alpha_s / alpha_t + c * alpha_s * x_hat + (c * sigma_s.square()).sqrt() * fresh
-
-
-register(PlaidConfig, PlaidModel)

@@ -1,20 +1,38 @@
-"""The one protocol every system of this package follows, and the records that pass between rooms.
+"""The one contract that every system of this package follows, the records that pass between rooms, and checkpoints.
 
-Ours and every rival are torch modules with these methods, so that training, evaluation and comparison are loops without
-a branch on a name.
+ConvergeFlow and every rival are a `LanguageModel`, so that training, evaluation and comparison are loops without a
+branch on a name. A checkpoint folder holds config.json, model.safetensors and, if there is one, the tokenizer's files.
+Loading is strict: a weight that is missing, unexpected or mis-shaped is an error that names it, and files in half
+precision are computed in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from torch import Tensor
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
+from convergeflow.data.tokenizer import Tokenizer
+from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.flow.schedule import Schedule
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
-from convergeflow.sampling.driver import Observer
+from convergeflow.sampling.settings import Settings
+from convergeflow.systems.config import CONFIG_FILE, SystemConfig, read_config
+
+if TYPE_CHECKING:
+    from convergeflow.systems.convergeflow import ConvergeFlowModel
+
+WEIGHTS_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -44,26 +62,218 @@ class Bound:
     kind: str
     tokens: int
 
+    @classmethod
+    def of(cls, rows: Tensor, draws: int, kind: str, tokens: int) -> Bound:
+        """From one number per sequence, with the standard error over sequences."""
+        error = float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else float("nan")
+        return cls(float(rows.mean()), error, draws, kind, tokens)
 
-@runtime_checkable
-class LanguageModel(Protocol):
-    """What training, generation and evaluation need of a system."""
+
+class Stage(Protocol):
+    """What a system reads of a stage of a recipe."""
+
+    @property
+    def objective(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def self_condition(self) -> float: ...
+    @property
+    def position_noise(self) -> float: ...
+    @property
+    def clean_context(self) -> float: ...
+    @property
+    def learn_table(self) -> bool: ...
+    @property
+    def learn_schedule(self) -> bool: ...
+
+
+MakeSettings = Callable[[Schedule, str | None], Settings]
+"""The settings that a user asked for, given a model's schedule and the preset that it prefers."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Named tensors as safetensors."""
+    whole = {name: tensor.detach().contiguous() for name, tensor in sorted(tensors.items())}
+    # Serialised here and written by Python, so that a full disk is an OSError with its number.
+    path.write_bytes(save(whole, metadata={"format": "pt"}))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Named tensors of a safetensors file, on the CPU."""
+    return load_file(path)
+
+
+class LanguageModel(nn.Module):
+    """What training, generation and evaluation need of a system; subclasses give the loss and the sampler."""
 
     method: str
-    config: Any
-    tokenizer: Any
-    device: Any
+    """The name in `METHODS`."""
+    config_class: ClassVar[type[SystemConfig]]
+    network: nn.Module
+    """The module whose calls are counted as NFE."""
+    bound_kind: str | None = None
+    """What `bound` computes; None means that the method has no bound."""
+    controls: Mapping[str, Any] = MappingProxyType({})
+    """The method's own sampling controls (keywords of `sample`) with their defaults."""
+    frontier: Sequence[Mapping[str, Any]] = ({},)
+    """Values of the controls that trade quality for diversity; the first is the method's default."""
 
-    def enter_stage(self, stage: Any) -> None:
-        """Set the objective and which parameters are trained for a stage of the recipe."""
+    @classmethod
+    def model_type(cls) -> str:
+        """The system's name in config.json."""
+        return f"convergeflow-{cls.method}"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: Tokenizer | None = None
+        """Set by `zoo.load_model` if the folder holds one; generation gives ids only without it."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def table(self) -> nn.Module | None:
+        """The module of the network that holds a row per token, if there is one."""
+        return dict(self.network.named_children()).get("embedding")
+
+    def num_parameters_without_table(self) -> int:
+        """All parameters but the token table: the paper's "130M" at base size."""
+        table = 0 if self.table is None else sum(parameter.numel() for parameter in self.table.parameters())
+        return sum(parameter.numel() for parameter in self.parameters()) - table
+
+    def as_flow(self) -> ConvergeFlowModel | None:
+        """This model, if it is a flow that takes `settings`; None for every other system."""
+        return None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Dropout off for the time of a `with` block."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def set_unigram(self, counts: Tensor, entropy: float | None = None) -> None:
+        """Hear the token counts of the training text; most systems learn the frequencies by themselves."""
+
+    def enter_stage(self, stage: Stage) -> None:
+        """Set the objective and which parameters are trained for a stage of the recipe: by default all of them."""
+        self.requires_grad_(True)
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         """The loss of `tokens` [B, L]; `times` [B] are uniforms in (0, 1), stratified over the global batch."""
-
-    def sample(
-        self, num: int, length: int, *, seeds: Sequence[int], nfe: int, observe: Observer | None = None, **controls: Any
-    ) -> Samples:
-        """Generate `num` sequences of `length` tokens with `nfe` network calls each."""
+        raise NotImplementedError
 
     def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:
         """Validation numbers at fixed noise, comparable across training steps."""
+        raise NotImplementedError
+
+    def bound(
+        self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8, progress: Callable[[int], None] = lambda done: None
+    ) -> Bound:
+        """An upper bound on -log p of `tokens` [n, L] from `repeats` noise levels a row, if there is a `bound_kind`."""
+        raise UserError(f"{self.method} has no likelihood bound")
+
+    # -- sampling ------------------------------------------------------------------------------------------------------
+
+    def sampling_arguments(
+        self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
+    ) -> dict[str, Any]:
+        """Keywords for `sample`, from the options that a user gave by name and the method's own controls.
+
+        `settings` makes ConvergeFlow's settings of the same options; a method without them refuses options that it does
+        not know. With a `length`, the budget is raised to what a text of that length needs, unless `nfe` was given.
+        """
+        own, unknown = dict(controls), dict(given)
+        nfe = unknown.pop("nfe", 64)
+        if "temperature" in self.controls and "temperature" in unknown:
+            own["temperature"] = unknown.pop("temperature")
+        if unknown:
+            known = ", ".join(self.controls) or "none"
+            raise UserError(
+                f"{self.method} does not know `{next(iter(unknown))}`; its own controls (`set`) are {known}"
+            )
+        return {"nfe": nfe, **own}
+
+    def sample(self, num: int, length: int, *, seeds: Sequence[int], nfe: int = 64, **how: Any) -> Samples:
+        """Generate `num` sequences of `length` tokens with `nfe` network calls each, one seed per sequence.
+
+        `how` are the method's controls, and for all methods `observe`, `clamp` (known tokens) and `batch`.
+        """
+        raise NotImplementedError
+
+    def generate(self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any) -> Samples:
+        """`num` samples with seeds seed, seed + 1, ...; options as in `sample`."""
+        return self.sample(num, length or self.config.length, seeds=range(seed, seed + num), **options)
+
+    def _check_request(self, num: int, length: int, seeds: Sequence[int], nfe: int) -> None:
+        if len(seeds) != num:
+            raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
+        if num < 1 or length < 1 or nfe < 1:
+            raise UserError("the number of samples, their length and nfe must be at least 1")
+
+    def _samples(
+        self, ids: Tensor, seeds: Sequence[int], calls: Tensor, settings: dict[str, Any], **extras: Tensor
+    ) -> Samples:
+        texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
+        return Samples(ids, list(seeds), int(calls.max()), settings, texts, {"calls": calls, **extras})
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write config.json, model.safetensors and the tokenizer; `state_dict` takes the place of the own weights."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        described = json.dumps(
+            {"model_type": self.model_type(), **self.config.to_dict()}, indent=2, sort_keys=True, ensure_ascii=False
+        )
+        (folder / CONFIG_FILE).write_text(described + "\n", encoding="utf-8")
+        write_tensors(folder / WEIGHTS_FILE, self.state_dict() if state_dict is None else state_dict)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Load a checkpoint folder in float32, ready for use."""
+        folder = Path(folder)
+        values = read_config(folder)
+        if values["model_type"] != cls.model_type():
+            raise UserError(
+                f"{folder} holds a model of type {values['model_type']!r}, not {cls.model_type()!r} (see `convergeflow "
+                "import --help`)"
+            )
+        config = cls.config_class.from_dict(values)
+        if not (folder / WEIGHTS_FILE).is_file():
+            raise ConvergeFlowError(f"{folder} has no {WEIGHTS_FILE}: copy or train it again")
+        try:
+            weights = read_tensors(folder / WEIGHTS_FILE)
+        except SafetensorError as damage:
+            raise UserError(f"{folder / WEIGHTS_FILE} is damaged ({damage}): copy or train it again") from None
+        with torch.random.fork_rng(devices=[]):
+            model = cls(config)
+        model.load_strictly(weights, folder)
+        return model.eval()
+
+    def load_strictly(self, weights: Mapping[str, Tensor], source: str | Path) -> None:
+        """Take over weights with exactly the own names and shapes; `source` is named in the error."""
+        own = self.state_dict()
+        shared = sorted(own.keys() & weights.keys())
+        problems = [
+            *(f"missing {name}" for name in sorted(own.keys() - weights.keys())),
+            *(f"unexpected {name}" for name in sorted(weights.keys() - own.keys())),
+            *(f"mis-shaped {name}" for name in shared if own[name].shape != weights[name].shape),
+        ]
+        if problems:
+            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise UserError(
+                f"{source} does not hold this model: {', '.join(problems[:3])}{more} (do the vocabulary and the sizes "
+                f"in {CONFIG_FILE} belong to these weights?)"
+            )
+        self.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""What every rival shares: configuration, strict files, a counted and row-wise sampler loop, bounds from row losses.
+"""What every rival shares: a counted and row-wise sampler loop, and bounds from row losses.
 
 A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the
 `LanguageModel` protocol follows. Rivals run from data (tau = 0) to noise (tau = 1) inside their own files, as
@@ -7,66 +7,37 @@ their papers do.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
 from convergeflow.objective.losses import Loss
-from convergeflow.pretrained import load_strictly, quietly
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.sampling.driver import Observer, batches, default_batch
+from convergeflow.sampling.cohort import Observer
+from convergeflow.sampling.integration import batches, default_batch
 from convergeflow.sampling.wrappers import Clamp
-from convergeflow.systems.protocol import Bound, Samples
+from convergeflow.systems.config import SystemConfig
+from convergeflow.systems.protocol import Bound, LanguageModel, Samples, Stage
 
 MONITOR_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Where validation looks, in the paper's direction: 0 is noise, 1 is data."""
 
+TEMPERATURES = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+"""The frontier of a method whose one control between quality and diversity is a temperature."""
 
-class RivalConfig(PreTrainedConfig):
-    """The shape of the trunk, under ConvergeFlow's names; fields that a subclass adds are its method's own options."""
 
-    vocabulary: int = 50257
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    condition_width: int = 128
-    length: int = 1024
-    dropout: float = 0.1
+@dataclass(frozen=True)
+class RivalConfig(SystemConfig):
+    """The shape of the trunk; fields that a subclass adds are its method's own options."""
+
     gate_init: float = 0.0
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        for name in ("vocabulary", "width", "depth", "heads", "length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.width % (2 * self.heads):
-            raise UserError(f"width {self.width} must be a multiple of 2 x heads (2 x {self.heads})")
-        super().__post_init__(**kwargs)
-
-    @classmethod
-    def options(cls) -> dict[str, Any]:
-        """The options that only this method has, with their defaults."""
-        shared = {field.name for field in dataclasses.fields(RivalConfig)}
-        return {field.name: field.default for field in dataclasses.fields(cls) if field.name not in shared}
-
-    @classmethod
-    def from_run(cls, model: Any, *, vocabulary: int, length: int) -> Self:
-        """The configuration for a run (`config.ModelConfig`); an option that the method does not have is refused."""
-        for name in model.options:
-            if name not in cls.options():
-                raise unknown_name(f"option of {model.method}", name, cls.options())
-        shape = {
-            name: getattr(model, name)
-            for name in ("width", "depth", "heads", "condition_width", "dropout", "gate_init")
-        }
-        return cls(vocabulary=vocabulary, length=length, **shape, **model.options)
+    """Start value of the residual gates; an opened gate lets attention learn sooner."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +59,7 @@ class TokenNetwork(nn.Module):
     def __init__(self, config: RivalConfig, *, inputs: int, outputs: int) -> None:
         super().__init__()
         self.embedding = Table(inputs, config.width)
-        self.backbone = Backbone(
-            width=config.width,
-            depth=config.depth,
-            heads=config.heads,
-            condition_width=config.condition_width,
-            dropout=config.dropout,
-            gate_init=config.gate_init,
-        )
+        self.backbone = trunk(config)
         self.head = zero_linear(config.width, outputs)
 
     def forward(self, inputs: Tensor, level: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -121,6 +85,18 @@ class Table(nn.Module):
         return functional.embedding(inputs, self.weight)
 
 
+def trunk(config: RivalConfig) -> Backbone:
+    """The trunk that all systems share."""
+    return Backbone(
+        width=config.width,
+        depth=config.depth,
+        heads=config.heads,
+        condition_width=config.condition_width,
+        dropout=config.dropout,
+        gate_init=config.gate_init,
+    )
+
+
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     """A linear map that starts at zero, so that a fresh model is a known function."""
     layer = nn.Linear(inputs, outputs, bias=bias)
@@ -130,23 +106,13 @@ def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-class Rival(PreTrainedModel):
-    """A language model under the package's protocol. Subclasses set `network`, whose calls are what NFE counts."""
+class Rival(LanguageModel):
+    """A system with tokens or latents of its own; subclasses give `row_losses` and `generate_batch`."""
 
-    method: ClassVar[str]
-    bound_kind: ClassVar[str | None] = None
-    """What `bound` computes; None: the method has no bound."""
-    KNOBS: ClassVar[dict[str, Any]] = {}
-    """Sampling controls of the method with their defaults."""
-    FRONTIER: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Controls along which quality and diversity are traded; the first is the method's own default."""
-    supports_gradient_checkpointing = False
-    base_model_prefix = "network"
-    network: nn.Module
+    config_class: ClassVar[type[RivalConfig]] = RivalConfig
 
-    def __init__(self, config: RivalConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.tokenizer: Any = None
         # Buffers, so that a resumed run knows how far it was: some methods change along training.
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.register_buffer("horizon", torch.zeros((), dtype=torch.long))
@@ -154,14 +120,11 @@ class Rival(PreTrainedModel):
     passes: Tensor
     horizon: Tensor
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the modules initialise themselves, and loading refuses a file that leaves anything to initialise."""
-
     # -- training ------------------------------------------------------------------------------------------------------
 
-    def enter_stage(self, stage: Any) -> None:
+    def enter_stage(self, stage: Stage) -> None:
         """Train everything: a rival has one objective. The first stage's steps are its `horizon`."""
-        self.requires_grad_(True)
+        super().enter_stage(stage)
         if int(self.horizon) == 0:
             self.horizon.fill_(int(stage.steps))
 
@@ -192,33 +155,31 @@ class Rival(PreTrainedModel):
             return report
 
     @torch.no_grad()
-    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8) -> Bound:
+    def bound(
+        self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8, progress: Callable[[int], None] = lambda done: None
+    ) -> Bound:
         """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
         if self.bound_kind is None:
-            raise UserError(f"{self.method} has no likelihood bound")
+            return super().bound(tokens, draws=draws)  # refuses
         found = []
         with self.evaluating():
             for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
                 stream = draws.select(range(len(tokens))[part])
+                here = tokens[part].to(self.device)
                 times = [(k + stream.uniform()) / repeats for k in range(repeats)]
-                parts = [self.row_bounds(tokens[part], time.to(tokens.device), stream) for time in times]
-                found.append(torch.stack(parts).double().mean(0))
-        rows = torch.cat(found)
-        error = float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else float("nan")
-        return Bound(float(rows.mean()), error, repeats, self.bound_kind, tokens.numel())
+                parts = [self.row_bounds(here, time.to(self.device), stream) for time in times]
+                found.append(torch.stack(parts).double().mean(0).cpu())
+                progress(len(here))
+        return Bound.of(torch.cat(found), repeats, self.bound_kind, tokens.numel())
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Per row, a number whose mean over uniform times bounds the negative log-likelihood per token."""
         return self.row_losses(tokens, times, draws)
 
-    def evaluating(self) -> _Evaluating:
-        """Dropout off for the time of a `with` block."""
-        return _Evaluating(self)
-
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(
+    def sample(  # type: ignore[override]
         self,
         num: int,
         length: int,
@@ -230,15 +191,12 @@ class Rival(PreTrainedModel):
         batch: int | None = None,
         **controls: Any,
     ) -> Samples:
-        """Generate; `controls` are those of KNOBS. The network calls are counted by a hook on the network."""
-        if len(seeds) != num:
-            raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
-        if num < 1 or length < 1 or nfe < 1:
-            raise UserError("the number of samples, their length and nfe must be at least 1")
+        """Generate; the network calls are counted by a hook on the network."""
+        self._check_request(num, length, seeds, nfe)
         for name in controls:
-            if name not in self.KNOBS:
-                raise unknown_name(f"sampling control of {self.method}", name, self.KNOBS)
-        knobs = {**self.KNOBS, **controls}
+            if name not in self.controls:
+                raise unknown_name(f"sampling control of {self.method}", name, self.controls)
+        chosen = {**self.controls, **controls}
         size = batch or default_batch(length, self.config.vocabulary)
         parts, calls = [], []
         with self.evaluating():
@@ -247,52 +205,19 @@ class Rival(PreTrainedModel):
                 piece = Known.of(clamp, part, length, len(draws), self.device)
                 with _Calls(self.network) as counter:
                     run = Run(length, draws, nfe, piece, observe, counter, self.device)
-                    parts.append(self.generate_batch(run, **knobs).cpu())
+                    parts.append(self.generate_batch(run, **chosen).cpu())
                 calls += [counter.total] * len(draws)
-        ids = torch.cat(parts)
-        texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
-        settings = {"method": self.method, "nfe": nfe, **knobs, "length": length, "batch": size}
-        counted = torch.tensor(calls)
-        return Samples(ids, list(seeds), int(counted.max()), settings, texts, {"calls": counted})
+        settings = {"method": self.method, "nfe": nfe, **chosen, "length": length, "batch": size}
+        return self._samples(torch.cat(parts), seeds, torch.tensor(calls), settings)
 
-    def generate_batch(self, run: Run, **knobs: Any) -> Tensor:
+    def generate_batch(self, run: Run, **controls: Any) -> Tensor:
         """Token ids [B, L] of one batch."""
         raise NotImplementedError
-
-    def generate(self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any) -> Samples:  # type: ignore[override]
-        """`num` samples with seeds seed, seed + 1, ...; options as in `sample`."""
-        return self.sample(num, length or self.config.length, seeds=range(seed, seed + num), **options)
-
-    # -- files ---------------------------------------------------------------------------------------------------------
-
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """config.json, model.safetensors, and the tokenizer where there is one."""
-        with quietly():
-            super().save_pretrained(save_directory, **kwargs)
-        if self.tokenizer is not None:
-            self.tokenizer.save(save_directory)
-
-    @classmethod
-    def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Load a checkpoint folder in float32; a missing or unexpected weight is an error, not a warning."""
-        return load_strictly(cls, folder, *args, **kwargs)
-
-    def num_parameters_without_table(self) -> int:
-        """All parameters but the input table."""
-        table = getattr(self.network, "embedding", None)
-        return sum(p.numel() for p in self.parameters()) - (0 if table is None else table.weight.numel())
-
-
-def register(config: type[RivalConfig], model: type[Rival]) -> None:
-    """Make a rival known to transformers' Auto classes."""
-    model.config_class = config
-    AutoConfig.register(config.model_type, config)
-    AutoModel.register(config, model)
 
 
 @dataclass(frozen=True)
 class Known:
-    """Tokens that a sample must have, [B, L] with a mask; none: the mask is empty."""
+    """Tokens that a sample must have, [B, L] with a mask; an empty mask if there are none."""
 
     tokens: Tensor
     mask: Tensor
@@ -360,15 +285,3 @@ class _Calls:
 
     def __exit__(self, *_: Any) -> None:
         self.handle.remove()
-
-
-class _Evaluating:
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __enter__(self) -> None:
-        self.was_training = self.model.training
-        self.model.eval()
-
-    def __exit__(self, *_: Any) -> None:
-        self.model.train(self.was_training)

@@ -9,7 +9,9 @@ leaping) and `euler`.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from convergeflow.errors import UserError, unknown_name
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import check_temperature, draw
 from convergeflow.systems.mdlm import FLOOR, LAST_TIME, kept_share, training_tau
-from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork, register
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
 
 STEPS = ("analytic", "euler")
 
@@ -49,15 +51,11 @@ def uniform_loss(log_score: Tensor, noisy: Tensor, target: Tensor, sigma: Tensor
     return positive - negative + constant
 
 
-class SeddConfig(RivalConfig):
-    pass
-
-
 class SeddModel(Rival):
     """What both graphs share: the samplers' loop."""
 
-    KNOBS: ClassVar = {"temperature": 1.0, "step": "analytic"}
-    FRONTIER = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
+    controls: Mapping[str, Any] = {"temperature": 1.0, "step": "analytic"}
+    frontier = TEMPERATURES
 
     def sigma(self, tau: Tensor) -> Tensor:
         """Total noise up to tau."""
@@ -116,20 +114,15 @@ class SeddModel(Rival):
         return self.cooled(self.log_scores(x, sigma).double(), x, temperature)
 
 
-class SeddAbsorbConfig(SeddConfig):
-    model_type = "convergeflow-sedd-absorb"
-
-
 class SeddAbsorbModel(SeddModel):
     """Tokens jump to a mask and stay there; log-linear noise."""
 
     method = "sedd-absorb"
     bound_kind = "score-entropy ELBO (the 1e-3 of unmasked tokens at the start is ignored)"
 
-    def __init__(self, config: SeddAbsorbConfig) -> None:
+    def __init__(self, config: RivalConfig) -> None:
         super().__init__(config)
         self.network = TokenNetwork(config, inputs=config.vocabulary + 1, outputs=config.vocabulary)
-        self.post_init()
 
     @property
     def mask(self) -> int:
@@ -181,8 +174,8 @@ class SeddAbsorbModel(SeddModel):
         return (log_score / temperature).log_softmax(-1) + total
 
 
-class SeddUniformConfig(SeddConfig):
-    model_type = "convergeflow-sedd-uniform"
+@dataclass(frozen=True)
+class SeddUniformConfig(RivalConfig):
     smallest_noise: float = 1e-4
     largest_noise: float = 20.0
 
@@ -191,12 +184,12 @@ class SeddUniformModel(SeddModel):
     """Tokens are replaced by uniform ones; geometric noise."""
 
     method = "sedd-uniform"
+    config_class = SeddUniformConfig
     bound_kind = "score-entropy ELBO"
 
     def __init__(self, config: SeddUniformConfig) -> None:
         super().__init__(config)
         self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
-        self.post_init()
 
     def sigma(self, tau: Tensor) -> Tensor:
         return self.config.smallest_noise ** (1 - tau) * self.config.largest_noise**tau
@@ -250,7 +243,3 @@ class SeddUniformModel(SeddModel):
     def cooled(self, log_score: Tensor, x: Tensor, temperature: float) -> Tensor:
         """Ratios to the power 1/temperature; the token's own stays 1."""
         return log_score / temperature
-
-
-register(SeddAbsorbConfig, SeddAbsorbModel)
-register(SeddUniformConfig, SeddUniformModel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convergeflow.model.network import Shape
 from convergeflow.training.config import RunConfig
 
 
@@ -9,16 +10,17 @@ def write_card(
     config: RunConfig, *, fingerprint: str, parameters: int, step: int, evaluation: dict[str, float] | None
 ) -> str:
     """The text of `card.md`."""
-    model = config.model
+    method, model = config.model.method, config.model.system
+    head = f", {model.predictor} predictor" if isinstance(model, Shape) else ""
     stages = "\n".join(
         f"| {stage.name} | {stage.objective} | {stage.steps} | {stage.lr:g} | "
         f"{'learned' if stage.learn_table else 'frozen'} | {'learned' if stage.learn_schedule else 'frozen'} |"
         for stage in config.stages
     )
     numbers = "\n".join(f"| {name} | {value:.4f} |" for name, value in (evaluation or {}).items())
-    return f"""# {model.method} on {config.corpus.name}
+    return f"""# {method} on {config.corpus.name}
 
-- {parameters:,} parameters: {model.depth} blocks, width {model.width}, {model.heads} heads, {model.predictor} predictor
+- {parameters:,} parameters: {model.depth} blocks, width {model.width}, {model.heads} heads{head}
 - corpus `{config.corpus.name}` (fingerprint {fingerprint}), blocks of {config.corpus.length} tokens
 - {step} steps of {config.batch} blocks, seed {config.seed}, {config.optimizer.name}
 - these are the averaged weights (decay {config.ema.decay}); `run.json` holds the whole configuration

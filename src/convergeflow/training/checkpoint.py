@@ -10,16 +10,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
 
+from convergeflow import files
 from convergeflow.errors import ConvergeFlowError
 
 MANIFEST = "manifest.json"
@@ -27,7 +25,6 @@ FOLDER = "checkpoints"
 MODEL_FOLDER = "model"
 """Where a finished run puts its averaged model."""
 PREFIX = "step-"
-HIDDEN = ".unfinished-"
 
 
 class BrokenCheckpoint(ConvergeFlowError):
@@ -37,31 +34,12 @@ class BrokenCheckpoint(ConvergeFlowError):
 # ------------------------------------------------------------------------------------------------------- files
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Named tensors as safetensors."""
-    # Serialised here and written by Python, so that a full disk is an OSError with its number.
-    path.write_bytes(save({name: tensor.contiguous() for name, tensor in sorted(tensors.items())}))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Named tensors of a safetensors file, on the CPU."""
-    return load_file(path)
-
-
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _hash(path: Path) -> str:
@@ -79,14 +57,14 @@ def _own_hash(manifest: dict[str, Any]) -> str:
 
 def seal(folder: Path) -> None:
     """Force every file of a folder to the disk and write its manifest."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    listed = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in files}
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    listed = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in found}
     manifest: dict[str, Any] = {"format": 1, "files": listed}
     manifest["sha256"] = _own_hash(manifest)
     write_json(folder / MANIFEST, manifest)
-    for path in [*files, folder / MANIFEST]:
-        _flush(path)
-    _flush(folder)
+    for path in [*found, folder / MANIFEST]:
+        files.sync(path)
+    files.sync(folder)
 
 
 def verify(folder: Path) -> None:
@@ -119,7 +97,7 @@ def is_whole(folder: Path) -> bool:
 
 def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
     """Make `target` all at once: `write` fills a folder under a temporary name, which is then sealed and renamed."""
-    hidden = target.with_name(HIDDEN + target.name)
+    hidden = target.with_name(files.DRAFT + target.name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -127,14 +105,14 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
         write(hidden)
         seal(hidden)
         if target.exists():
-            old = target.with_name(HIDDEN + "old-" + target.name)
+            old = target.with_name(files.DRAFT + "old-" + target.name)
             shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
             hidden.rename(target)
             shutil.rmtree(old, ignore_errors=True)
         else:
             hidden.rename(target)
-        _flush(target.parent)
+        files.sync(target.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(hidden, ignore_errors=True)
         number = error.errno if isinstance(error, OSError) else None

@@ -1,35 +1,39 @@
-"""What a training run is: one typed, frozen record, read from a preset and changed by `key.sub=value`.
+"""What a training run is: one typed, frozen record, read from a recipe and changed by `key.sub=value`.
 
-Every value has an origin (default, size, preset or command line) that can be printed. An unknown key or an impossible
+Every value has an origin (default, size, recipe or command line) that can be printed. An unknown key or an impossible
 value is refused with one line that names the key and the nearest known name; nothing is accepted in silence.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    InstanceOf,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationError,
     model_serializer,
     model_validator,
 )
 
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.flow.schedule import SCHEDULES
 from convergeflow.model import SIZES
+from convergeflow.systems import METHODS, OURS
+from convergeflow.systems.config import SystemConfig
+from convergeflow.training.recipes import apply_overrides, parse_override, put, read_recipe
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -60,75 +64,72 @@ class CorpusConfig(Section):
     heldout_blocks: PositiveInt | None = None
 
 
-class ScheduleConfig(Section):
-    """The noise schedule; for `gumbel` gamma(q) = loc - scale log(-log q), cut at `cutoff` on both sides."""
-
-    kind: Literal["gumbel", "linear", "cosine"] = "gumbel"
-    loc: float | None = None
-    """None: 4.723 - ln(768 / width), LangFlow's start carried over to another width."""
-    scale: PositiveFloat = 0.852
-    cutoff: Annotated[float, Field(gt=0.0, lt=0.5)] = 1e-5
-    entropy: PositiveFloat | None = None
-    """Height h of the entropy curve that the schedule is fitted to; none: the corpus's unigram entropy in nats."""
-
-
 class ModelConfig(Section):
-    """The network."""
+    """The system to train: a method, and the fields of that method's own configuration (`systems/`).
 
-    method: str = "convergeflow"
+    In a recipe they stand side by side: `model: {method: elf, size: small, depth: 6, latent: 32}`. A named `size` fills
+    in width, depth and heads where they are not given. The schedule has one more key here, `entropy`. What belongs to
+    ConvergeFlow's network alone is left out for other methods, so that one recipe serves them all.
+    """
+
+    method: str = OURS
     size: str | None = "small"
-    width: PositiveInt
-    depth: PositiveInt
-    heads: PositiveInt
-    condition_width: PositiveInt = 128
-    dropout: Decay = 0.0
-    predictor: Literal["weighted", "direct"] = "weighted"
-    schedule: ScheduleConfig = ScheduleConfig()
-    gate_init: float = 0.0
-    """Start value of the residual gates; 0 is LangFlow's, an opened gate lets attention learn sooner."""
-    context_free_input: bool = False
-    """Read alpha x_t and the prediction at hand: the earlier one, else the posterior mean under the unigram prior."""
-    neighbours: NonNegativeInt = 0
-    """Mix the inputs of this many preceding positions into each position's; 0 is the paper's network."""
-    head_init: NonNegativeFloat = 0.0
-    """Start the head at this multiple of the token table; 0 is LangFlow's."""
-    pool_evidence: bool = False
-    """Let a position add the evidence of other positions that hold the same word."""
-    block_length: PositiveInt | None = None
-    """Denoise blocks of up to this many tokens, each after the clean tokens before it; none: the paper's whole
-    sequence."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Settings that only one method has, handed to its builder, which refuses unknown ones."""
+    entropy: PositiveFloat | None = None
+    """Height h of the entropy curve that the schedule is fitted to; None means the corpus's unigram entropy in nats."""
+    system: InstanceOf[SystemConfig]
+    """The method's configuration; vocabulary and length are the corpus's and not known yet."""
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_size(cls, values: Any) -> Any:
+    def _sort(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        size = values.get("size", "small")
-        if size is None:
-            return values
-        if size not in SIZES:
+        values = {**values, **values.get("options", {})}  # older files have a method's own fields under `options`
+        values.pop("options", None)
+        method, size = values.pop("method", OURS), values.pop("size", "small")
+        if size is not None and size not in SIZES:
             raise unknown_name("size", str(size), SIZES)
-        return {**SIZES[size], **values}
+        kind = METHODS[method].config_class
+        schedule = dict(values.pop("schedule", None) or {})
+        chosen: dict[str, Any] = {"method": method, "size": size}
+        if "entropy" in schedule:
+            chosen["entropy"] = schedule.pop("entropy")
+        known = kind.options()
+        for name in values.keys() - known:
+            if name not in METHODS[OURS].config_class.options():
+                raise unknown_key(("model", name), [*known, "method", "size"])
+        if "schedule" in known:
+            values["schedule"] = _checked_schedule(schedule)
+        # Recipes train without dropout unless they say so; 0.1, the published networks', is the default of a model.
+        shape = {"dropout": 0.0, **({} if size is None else SIZES[size])}
+        shape |= {name: value for name, value in values.items() if name in known}
+        for name in SIZES["small"].keys() - shape.keys():
+            raise ValueError(f"{name} is missing: give it or a size")
+        return {**chosen, "system": TypeAdapter(kind).validate_python(shape)}
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> ModelConfig:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if (self.width // self.heads) % 2:
-            raise ValueError(f"width / heads = {self.width // self.heads} must be even for the rotary embedding")
-        return self
+    @model_serializer
+    def _side_by_side(self) -> dict[str, Any]:
+        values = self.system.to_dict()
+        own = {name: values[name] for name in self.system.options()}
+        if "schedule" in own:
+            own["schedule"] = {**own["schedule"], "entropy": self.entropy}
+        return {"method": self.method, "size": self.size, **own}
 
-    @model_serializer(mode="wrap")
-    def _without_blocks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No blocks are left out: a configuration written before there were any says the same."""
-        values: dict[str, Any] = write(self)
-        return {name: value for name, value in values.items() if (name, value) != ("block_length", None)}
+    def complete(self, vocabulary: int, length: int) -> SystemConfig:
+        """The configuration of a model for a corpus."""
+        return replace(self.system, vocabulary=vocabulary, length=length)
 
-    def start_loc(self) -> float:
-        """The Gumbel location to start from."""
-        return 4.723 - math.log(768 / self.width) if self.schedule.loc is None else self.schedule.loc
+
+def _checked_schedule(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind and the values of a schedule, with names and types checked against its dataclass."""
+    given = {name: value for name, value in values.items() if value is not None}
+    name = given.pop("kind", "gumbel")
+    kind = SCHEDULES[name]
+    allowed = list(inspect.signature(kind).parameters)
+    for key in given.keys() - set(allowed):
+        raise unknown_key(("model", "schedule", key), [*allowed, "kind", "entropy"])
+    checked = TypeAdapter(kind).validate_python(given)
+    return {"kind": name, **{key: getattr(checked, key) for key in given}}
 
 
 class StageConfig(Section):
@@ -257,68 +258,6 @@ class RunConfig(Section):
         return self.model_dump(mode="json")
 
 
-# ------------------------------------------------------------------------------------------ presets and overrides
-
-
-def presets() -> list[str]:
-    """Names of the presets in the package."""
-    folder = resources.files("convergeflow") / "recipes"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """The raw values of a preset by name, or of the user's own YAML file."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"no configuration file {name!r}")
-        text = path.read_text(encoding="utf-8")
-    elif name in presets():
-        text = (resources.files("convergeflow") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    else:
-        raise unknown_name("preset", name, presets())
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{name} does not hold keys and values")
-    return values
-
-
-def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """`stages.0.lr=1e-3` -> (("stages", "0", "lr"), value); the value is read as YAML."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"{text!r} is not key=value (example: stages.0.steps=100)")
-    try:
-        return tuple(key.strip().split(".")), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"the value of {key.strip()} is not readable: {value!r}") from None
-
-
-def _put(values: Any, path: Sequence[str], value: Any, done: tuple[str, ...] = ()) -> None:
-    """Write `value` at `path` inside nested dicts and lists; a list entry goes by index or by its `name`."""
-    where = ".".join((*done, path[0]))
-    if isinstance(values, list):
-        named = [str(entry.get("name")) if isinstance(entry, dict) else "" for entry in values]
-        index = named.index(path[0]) if path[0] in named else int(path[0]) if path[0].isdigit() else -1
-        if not 0 <= index < len(values):
-            known = ", ".join(f"{number} ({name})" for number, name in enumerate(named))
-            raise UserError(f"{where}: no such entry in {'.'.join(done)} (known: {known})")
-        if len(path) == 1:
-            values[index] = value
-        else:
-            _put(values[index], path[1:], value, (*done, path[0]))
-    elif len(path) == 1:
-        values[path[0]] = value
-    else:
-        inner = values.setdefault(path[0], {})
-        if not isinstance(inner, dict | list):
-            raise UserError(f"{where} is a single value and has no key {path[1]!r}")
-        _put(inner, path[1:], value, (*done, path[0]))
-
-
 def _fields_at(location: Sequence[str | int]) -> list[str]:
     """The known keys of the section that a validation error's location lies in."""
     section: type[Section] | None = RunConfig
@@ -333,19 +272,27 @@ def _fields_at(location: Sequence[str | int]) -> list[str]:
     return [] if section is None else list(section.model_fields)
 
 
+def unknown_key(path: Sequence[str | int], known: Sequence[str]) -> UserError:
+    """The error for a key that a section does not have, with the nearest one."""
+    where = [*map(str, path[:-1])]
+    close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+    hint = f"did you mean {'.'.join([*where, close[0]])!r}? " if close else ""
+    shown = ".".join([*where, str(path[-1])])
+    return UserError(f"unknown key {shown!r}: {hint}(known here: {', '.join(sorted(known)) or 'none'})")
+
+
 def _one_line(error: ValidationError) -> UserError:
     """The first finding of pydantic, as one line that names the key and the fix."""
     finding = error.errors()[0]
     location = finding["loc"]
     path = ".".join(map(str, location))
     if finding["type"] == "extra_forbidden":
-        known = _fields_at(location[:-1])
-        close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])!r}? " if close else ""
-        return UserError(f"unknown key {path!r}: {hint}(known here: {', '.join(sorted(known)) or 'none'})")
+        return unknown_key(location, _fields_at(location[:-1]))
     if finding["type"] == "missing":
-        return UserError(f"{path} is missing: give it in the preset or as {path}=VALUE")
+        return UserError(f"{path} is missing: give it in the recipe or as {path}=VALUE")
     if finding["type"] == "value_error":
+        if str(finding["ctx"]["error"]).startswith("unknown key"):
+            return UserError(str(finding["ctx"]["error"]))
         return UserError(f"{path + ': ' if path else ''}{finding['ctx']['error']}")
     reason = finding["msg"].replace("Input should be", "must be")
     return UserError(f"{path}: {reason} (got {finding['input']!r})")
@@ -359,17 +306,9 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
         raise _one_line(error) from None
 
 
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Plain values with `key.sub=value` overrides written into them."""
-    for text in overrides:
-        path, value = parse_override(text)
-        _put(values, path, value)
-    return values
-
-
-def resolve(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """A preset (or a YAML file) with overrides applied."""
-    return from_dict(apply_overrides(read_preset(preset), overrides))
+def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """A recipe (or a YAML file) with overrides applied."""
+    return from_dict(apply_overrides(read_recipe(recipe), overrides))
 
 
 def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -385,15 +324,15 @@ def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield from _leaves(value, (*path, str(key)))
 
 
-def origins(preset: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
+def origins(recipe: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
     """(key, value, where the value comes from) for every value of the resolved configuration."""
-    raw = read_preset(preset)
-    from_preset = {path for path, _ in _leaves(raw)}
+    raw = read_recipe(recipe)
+    from_recipe = {path for path, _ in _leaves(raw)}
     from_command: set[tuple[str, ...]] = set()
     for text in overrides:
         before = dict(_leaves(raw))
         path, value = parse_override(text)
-        _put(raw, path, value)
+        put(raw, path, value)
         # A stage may have been addressed by its name; the origin is kept under its number.
         parts = list(path)
         if parts[0] == "stages" and len(parts) > 1 and not parts[1].isdigit():
@@ -406,8 +345,8 @@ def origins(preset: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, 
     for path, value in _leaves(config.to_dict()):
         if path in from_command:
             origin = "command line"
-        elif path in from_preset:
-            origin = f"preset {preset}"
+        elif path in from_recipe:
+            origin = f"recipe {recipe}"
         elif path[0] == "model" and len(path) == 2 and path[1] in SIZES["test"] and config.model.size:
             origin = f"size {config.model.size}"
         else:

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 from convergeflow.device import choose_device
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training.config import RunConfig
 from convergeflow.training.optimizer import StageOptimizer
 
@@ -27,7 +27,7 @@ TRIAL_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunCost:
     """Numbers for one process."""
 
     parameters: int
@@ -45,7 +45,7 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 1) -> Estimate:
+def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
     """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
     placement = choose_device(config.device)
     model.to(placement.device)
@@ -57,7 +57,7 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     total, peak, state, trained = 0.0, 0, 0, 0
     for stage in config.stages:
-        model.enter_stage(stage)  # type: ignore[operator]
+        model.enter_stage(stage)
         optimizer = StageOptimizer(model.named_parameters(), stage, config.optimizer)
         seconds = float("inf")
         for step in range(1 + TRIAL_STEPS):
@@ -65,7 +65,7 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
             begin = time.perf_counter()
             with _PeakMemory(placement.device) as memory:
                 with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):
-                    loss = model.loss(tokens, times=times, draws=draws).total  # type: ignore[operator]
+                    loss = model.loss(tokens, times=times, draws=draws).total
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -78,7 +78,7 @@ def estimate(config: RunConfig, model: nn.Module, vocabulary: int, world: int = 
         trained, state = max(trained, learned), max(state, 4 * (2 * parameters + learned) + moments)
         # Rows are split over the processes by data parallelism.
         total += stage.steps * seconds * config.batch / world / rows
-    return Estimate(
+    return RunCost(
         parameters=parameters,
         trained_parameters=trained,
         steps=config.total_steps,

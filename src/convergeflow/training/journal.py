@@ -13,13 +13,15 @@ from typing import Any
 
 from convergeflow.errors import UserError
 
+FILE = "journal.jsonl"
+
 
 class Journal:
     """An append-only JSONL file that can be cut back; beside it the timing file, which is only ever appended to."""
 
     def __init__(self, folder: Path, *, keep_bytes: int = 0, tensorboard: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "journal.jsonl"
+        self.path = folder / FILE
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < keep_bytes:
             raise UserError(

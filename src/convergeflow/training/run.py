@@ -8,10 +8,8 @@ OUT/model/                  at the end: the averaged model, ready for `generate`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 
@@ -20,8 +18,10 @@ from convergeflow.errors import UserError
 from convergeflow.training import checkpoint
 from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
 from convergeflow.training.card import write_card
-from convergeflow.training.config import RunConfig, apply_overrides, from_dict
-from convergeflow.training.trainer import Outcome, Trainer
+from convergeflow.training.config import RunConfig, from_dict
+from convergeflow.training.recipes import apply_overrides
+from convergeflow.training.trainer import Reporter as Reporter
+from convergeflow.training.trainer import Trainer, TrainingEnd
 
 RUN_FILE = "run.json"
 MODEL_FOLDER = checkpoint.MODEL_FOLDER
@@ -42,16 +42,6 @@ FREE_ON_RESUME = (
     "sample_nfe",
     "tensorboard",
 )
-
-
-@dataclass(frozen=True)
-class Reporter:
-    """Where a run says what it does; the command line hands in its console."""
-
-    advance: Callable[..., None] = field(default=lambda *amount, **fields: None)
-    note: Callable[[str], None] = field(default=lambda message: None)
-    warn: Callable[[str], None] = field(default=lambda message: None)
-    prepare: Callable[[str, int, int | None], None] | None = None
 
 
 def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig | None = None) -> RunConfig:
@@ -100,7 +90,7 @@ def train(
     init_from: Path | None = None,
     reporter: Reporter | None = None,
     accelerator: Accelerator | None = None,
-) -> Outcome:
+) -> TrainingEnd:
     """Run a configuration into `out`; afterwards `out/model` holds the averaged model if the run was finished."""
     reporter = reporter or Reporter()
     if resume and init_from is not None:
@@ -121,10 +111,7 @@ def train(
     introduce(model, corpus, config)
     if init_from is not None:
         load_weights(model, init_from)
-    calls: dict[str, Any] = {}
-    if not quiet:
-        calls = {"advance": reporter.advance, "note": reporter.note, "warn": reporter.warn}
-    trainer = Trainer(config, model, corpus, out, accelerator=accelerator, **calls)
+    trainer = Trainer(config, model, corpus, out, accelerator=accelerator, reporter=None if quiet else reporter)
     if accelerator.is_main_process:
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.write_json(out / RUN_FILE, config.to_dict())

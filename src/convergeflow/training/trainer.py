@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.systems.protocol import LanguageModel, read_tensors, write_tensors
 from convergeflow.training import checkpoint, sharding, watch
 from convergeflow.training.config import RunConfig
 from convergeflow.training.ema import WeightAverage
@@ -35,7 +36,41 @@ from convergeflow.training.optimizer import StageOptimizer
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reporter:
+    """Where a run says what it does; the command line hands in its console."""
+
+    advance: Callable[..., None] = field(default=lambda *amount, **fields: None)
+    note: Callable[[str], None] = field(default=lambda message: None)
+    warn: Callable[[str], None] = field(default=lambda message: None)
+    prepare: Callable[[str, int, int | None], None] | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same through a run."""
+
+    config: RunConfig
+    corpus: Any
+    out: Path
+    accelerator: Accelerator
+    reporter: Reporter
+
+    @property
+    def world(self) -> int:
+        """The number of processes."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def rank(self) -> int:
+        return int(self.accelerator.process_index)
+
+    @property
+    def sharded(self) -> bool:
+        return self.config.parallel == "fsdp" and self.world > 1
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
     """How a run ended."""
 
     step: int
@@ -51,6 +86,7 @@ class Trainer:
     A stage's loss must use every parameter that the stage trains: DDP waits for the gradient of each.
     """
 
+    model: LanguageModel
     optimizer: StageOptimizer
     doorway: nn.Module
     journal: Journal | None
@@ -58,53 +94,59 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        model: nn.Module,
+        model: LanguageModel,
         corpus: Any,
         out: Path,
         *,
         accelerator: Accelerator,
-        advance: Callable[..., None] = lambda *amount, **fields: None,
-        note: Callable[[str], None] = lambda message: None,
-        warn: Callable[[str], None] = lambda message: None,
+        reporter: Reporter | None = None,
     ) -> None:
-        self.config, self.corpus, self.out, self.accelerator = config, corpus, out, accelerator
-        self.advance, self.note, self.warn = advance, note, warn
-        self.world, self.rank = accelerator.num_processes, accelerator.process_index
-        if config.batch % (self.world * config.accumulate):
+        self.setup = Setup(config, corpus, out, accelerator, reporter or Reporter())
+        if config.batch % (self.setup.world * config.accumulate):
             raise UserError(
-                f"batch {config.batch} cannot be shared by {self.world} processes x accumulate={config.accumulate}: "
-                "give a multiple"
+                f"batch {config.batch} cannot be shared by {self.setup.world} processes x accumulate="
+                f"{config.accumulate}: give a multiple"
             )
-        self.sharded = config.parallel == "fsdp" and self.world > 1
         model.to(accelerator.device)
         # A sharded model cannot change which parameters it trains, so each stage shards a fresh copy of this one.
-        self.blueprint = copy.deepcopy(model) if self.sharded else model
+        self.blueprint = copy.deepcopy(model) if self.setup.sharded else model
         self.model = model
         self.ema = WeightAverage(model, config.ema)
         self.ema_doorway = sharding.Doorway(self.ema.model)
-        if self.sharded:
+        if self.setup.sharded:
             sharding.shard(self.ema_doorway, training=False)
         self.moments: dict[str, Tensor] = {}
         self.evaluation: dict[str, float] | None = None
 
+    @property
+    def config(self) -> RunConfig:
+        return self.setup.config
+
+    @property
+    def corpus(self) -> Any:
+        return self.setup.corpus
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.setup.accelerator
+
     # ------------------------------------------------------------------------------------------------- the loop
 
-    def run(self, *, resume: bool = False) -> Outcome:
+    def run(self, *, resume: bool = False) -> TrainingEnd:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
         start, journal_bytes = self._restore() if resume else (0, 0)
         self.journal = self._open_journal(journal_bytes)
         if start == 0:
-            self._write(
-                {"corpus": self.corpus.fingerprint, "parameters": sum(p.numel() for p in self.model.parameters())}
-            )
-        self.advance(start)
+            parameters = sum(parameter.numel() for parameter in self.model.parameters())
+            self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
+        self.setup.reporter.advance(start)
         total, step, saved = config.total_steps, start, start if resume else -1
-        clock, clock_step = time.perf_counter(), start
-        stage = -1
+        clock, stage = _Clock(start), -1
         try:
             with StopRequest() as stop:
-                while step < total:
+                stopped = False
+                while step < total and not stopped:
                     index, local = config.stage_at(step)
                     if index != stage:
                         self._enter_stage(index, first=local == 0)
@@ -112,31 +154,40 @@ class Trainer:
                     numbers, stopped = self._train_step(step, bool(stop.signal_number))
                     step += 1
                     last = step == total or config.stage_at(step)[0] != stage
-                    if step % config.log_every == 0 or last:
-                        self._write({"step": step, "stage": config.stages[stage].name, **numbers})
-                        seconds = (time.perf_counter() - clock) / (step - clock_step)
-                        rate = config.batch * self.corpus.length / seconds
-                        self._time({"step": step, "seconds": seconds, "tokens_per_second": rate})
-                        self.advance(1, loss=round(numbers["loss"], 4), **{"tok/s": round(rate)})
-                    else:
-                        self.advance(1)
-                    if last or (config.evaluate_every and step % config.evaluate_every == 0):
-                        self._evaluate(step)
-                    if last or (config.sample_every and step % config.sample_every == 0):
-                        self._sample(step)
+                    logged = self._log(step, stage, numbers, clock, last)
+                    self._look(step, last)
                     if last or stopped or step % config.checkpoint_every == 0:
                         self._save(step)
                         saved = step
-                    if stopped:
-                        break
-                    if step % config.log_every == 0 or last:
-                        clock, clock_step = time.perf_counter(), step  # leaves out looking and saving
+                    if logged:
+                        clock.restart(step)  # leaves out looking and saving
                 number = stop.signal_number
         finally:
             if self.journal is not None:
                 self.journal.close()
-        folder = self.out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{saved:08d}"
-        return Outcome(step, step == total, folder, 0 if step == total else number, self.evaluation)
+        folder = self.setup.out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{saved:08d}"
+        return TrainingEnd(step, step == total, folder, 0 if step == total else number, self.evaluation)
+
+    def _log(self, step: int, stage: int, numbers: dict[str, float], clock: _Clock, last: bool) -> bool:
+        """Write down a step, if it is one to be written down."""
+        if not last and step % self.config.log_every:
+            self.setup.reporter.advance(1)
+            return False
+        self._write({"step": step, "stage": self.config.stages[stage].name, **numbers})
+        seconds = clock.seconds_per_step(step)
+        rate = self.config.batch * self.corpus.length / seconds
+        if self.journal is not None:
+            self.journal.time({"step": step, "seconds": seconds, "tokens_per_second": rate})
+        self.setup.reporter.advance(1, loss=round(numbers["loss"], 4), **{"tok/s": round(rate)})
+        return True
+
+    def _look(self, step: int, last: bool) -> None:
+        """Evaluate and sample, if it is time to."""
+        config = self.config
+        if last or (config.evaluate_every and step % config.evaluate_every == 0):
+            self._evaluate(step)
+        if last or (config.sample_every and step % config.sample_every == 0):
+            self._sample(step)
 
     def _train_step(self, step: int, stop: bool) -> tuple[dict[str, float], bool]:
         config, device = self.config, self.accelerator.device
@@ -144,12 +195,12 @@ class Trainer:
         lr = self.optimizer.set_rate(config.stages[index].rate(local))
         blocks = stream.rows(config.seed, step, config.batch, len(self.corpus.train))
         times = training_times(config.batch, seed=derive_seed(config.seed, "times", step))
-        torch.manual_seed(derive_seed(config.seed, "dropout", step, self.rank))
+        torch.manual_seed(derive_seed(config.seed, "dropout", step, self.setup.rank))
         self.doorway.train()
-        size = config.batch // (self.world * config.accumulate)
+        size = config.batch // (self.setup.world * config.accumulate)
         sums: dict[str, Tensor] = {}
         for part in range(config.accumulate):
-            first = (part * self.world + self.rank) * size
+            first = (part * self.setup.world + self.setup.rank) * size
             rows = range(first, first + size)
             tokens = watch.read_tokens(self.corpus.train, blocks[rows.start : rows.stop], device)
             draws = RowDraws([derive_seed(config.seed, "noise", step, row) for row in rows])
@@ -160,7 +211,7 @@ class Trainer:
                 self.accelerator.backward(loss)  # divides by the number of slices
             for name, value in {"loss": loss.detach().float(), **parts}.items():
                 sums[name] = sums.get(name, 0) + value / config.accumulate
-        if self.sharded:
+        if self.setup.sharded:
             sharding.average_scalar_gradients(self.doorway)
         norm = sharding.gradient_norm(self.optimizer.main_parameters(), config.optimizer.clip)
         # One exchange per step: the numbers of the journal, and whether any process was asked to stop.
@@ -193,13 +244,13 @@ class Trainer:
                 sharding.local(target.data).copy_(sharding.local(source))
         if first and index and stage.keep_moments and not self.moments:  # a resumed run has read them
             self.moments = self.optimizer.state()
-        if self.sharded:
+        if self.setup.sharded:
             weights = sharding.full_state(self.model)
             self.model = copy.deepcopy(self.blueprint)
             sharding.load_state(self.model, weights)
-        self.model.enter_stage(stage)  # type: ignore[operator]
+        self.model.enter_stage(stage)
         doorway = sharding.Doorway(self.model)
-        if self.sharded:
+        if self.setup.sharded:
             self.doorway = sharding.shard(doorway, training=True)
         else:
             self.accelerator.free_memory()
@@ -218,7 +269,7 @@ class Trainer:
     @contextlib.contextmanager
     def _exchange(self, now: bool) -> Iterator[None]:
         """Exchange gradients in the backward pass of the last slice only."""
-        if self.sharded:
+        if self.setup.sharded:
             sharding.gather_gradients(self.doorway, now)
             yield
         elif now:
@@ -231,27 +282,23 @@ class Trainer:
         self.evaluation = watch.evaluate(self.ema_doorway, self.corpus, self.config, self.accelerator)
         self._write({"step": step, "evaluate": self.evaluation})
         shown = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
-        self.note(f"step {step}/{self.config.total_steps}  {shown}")
+        self.setup.reporter.note(f"step {step}/{self.config.total_steps}  {shown}")
 
     def _sample(self, step: int) -> None:
         texts = watch.sample_texts(self.ema_doorway, self.corpus, self.config, self.accelerator)
         self._write({"step": step, "samples": texts})
-        self.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
+        self.setup.reporter.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
 
     # ------------------------------------------------------------------------------------------------ the disk
 
     def _open_journal(self, keep_bytes: int) -> Journal | None:
         if not self.accelerator.is_main_process:
             return None
-        return Journal(self.out, keep_bytes=keep_bytes, tensorboard=self.config.tensorboard)
+        return Journal(self.setup.out, keep_bytes=keep_bytes, tensorboard=self.config.tensorboard)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
             self.journal.write(record)
-
-    def _time(self, record: dict[str, Any]) -> None:
-        if self.journal is not None:
-            self.journal.time(record)
 
     def _save(self, step: int) -> None:
         weights, average = sharding.full_state(self.model), sharding.full_state(self.ema.model)
@@ -261,24 +308,24 @@ class Trainer:
                 "step": step,
                 "stage": self.optimizer.stage.name,
                 "journal_bytes": self.journal.sync(),
-                "world": self.world,
+                "world": self.setup.world,
                 "corpus": self.corpus.fingerprint,
                 "evaluation": self.evaluation,
             }
 
             def write(folder: Path) -> None:
                 self._write_model(folder, self.model, weights)
-                checkpoint.write_tensors(folder / "ema.safetensors", average)
-                checkpoint.write_tensors(folder / "optimizer.safetensors", moments)
+                write_tensors(folder / "ema.safetensors", average)
+                write_tensors(folder / "optimizer.safetensors", moments)
                 checkpoint.write_json(folder / "trainer.json", state)
                 checkpoint.write_json(folder / "run.json", self.config.to_dict())
 
-            checkpoint.save_step(self.out, step, write, keep=self.config.keep)
+            checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep)
         self.accelerator.wait_for_everyone()
 
     def _write_model(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
         """The part of a checkpoint that generation needs: config, weights, tokenizer."""
-        if self.sharded:
+        if self.setup.sharded:
             # What a model writes into its config may come from its weights, and a shard has only a part of those.
             model = self.blueprint
             sharding.load_state(model, weights)
@@ -299,20 +346,33 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> tuple[int, int]:
-        folder = checkpoint.newest_whole(self.out, self.warn)
+        folder = checkpoint.newest_whole(self.setup.out, self.setup.reporter.warn)
         if folder is None:
-            self.note(f"no whole checkpoint in {self.out}: starting at step 0")
+            self.setup.reporter.note(f"no whole checkpoint in {self.setup.out}: starting at step 0")
             return 0, 0
         state = checkpoint.read_json(folder / "trainer.json")
         if state["corpus"] != self.corpus.fingerprint:
             raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
-        if state["world"] != self.world:
-            self.warn(
-                f"resuming on {self.world} processes a run of {state['world']}: sums will differ in the last bits"
+        if state["world"] != self.setup.world:
+            self.setup.reporter.warn(
+                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last bits"
             )
-        sharding.load_state(self.model, checkpoint.read_tensors(folder / "model.safetensors"))
-        sharding.load_state(self.ema.model, checkpoint.read_tensors(folder / "ema.safetensors"))
-        self.moments = checkpoint.read_tensors(folder / "optimizer.safetensors")
+        sharding.load_state(self.model, read_tensors(folder / "model.safetensors"))
+        sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
+        self.moments = read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
-        self.note(f"resuming from {folder}")
+        self.setup.reporter.note(f"resuming from {folder}")
         return state["step"], state["journal_bytes"]
+
+
+class _Clock:
+    """Time per step since the last restart."""
+
+    def __init__(self, step: int) -> None:
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self.began, self.step = time.perf_counter(), step
+
+    def seconds_per_step(self, step: int) -> float:
+        return (time.perf_counter() - self.began) / (step - self.step)

@@ -15,17 +15,17 @@ from convergeflow.studies.reproduce import bench as bench_room
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.models import Kept
-from convergeflow.studies.reproduce.scale import Scale, scale_by_name
+from convergeflow.studies.reproduce.scale import ExperimentScale, scale_by_name
 
 
 @pytest.fixture(scope="session")
-def micro() -> Scale:
+def micro() -> ExperimentScale:
     """Seconds for everything: the sizes of a unit test."""
     return replace(
         scale_by_name("test"),
         length=16,
         num_samples=4,
-        blocks=64,
+        sequences=64,
         batch=8,
         start_steps=4,
         scratch_steps=4,

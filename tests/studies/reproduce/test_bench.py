@@ -13,7 +13,7 @@ from convergeflow.flow.schedule import gumbel_for_width
 from convergeflow.sampling.settings import PAPER_SCHEDULE, Settings
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench, carried_over
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.workspace import Workspace
 
 
@@ -37,7 +37,7 @@ def test_constant_strengths_are_not_touched() -> None:
     assert carried_over(64, controls, gumbel_for_width(32)).controls == controls
 
 
-def test_scores_of_real_text_and_of_one_text_repeated(micro: Scale, tmp_path: Path) -> None:
+def test_scores_of_real_text_and_of_one_text_repeated(micro: ExperimentScale, tmp_path: Path) -> None:
     bench = Bench(Workspace(tmp_path), micro)
     real = bench.real_text()["values"]
     law = bench.reference.law

@@ -7,7 +7,8 @@ import torch
 
 from convergeflow.data.stories import stories_law
 from convergeflow.studies.reproduce import facts
-from convergeflow.studies.reproduce.registry import Result
+from convergeflow.studies.reproduce.registry import experiment_by_name
+from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 STORY = (
@@ -49,8 +50,8 @@ def test_readers_agree_without_noise_and_pooling_reads_more_in_it() -> None:
 def test_the_claims_compare_the_readers() -> None:
     def judged(model: float) -> dict[str, str]:
         values = {"alone": 0.4, "alone_se": 0.01, "pooled": 0.8, "pooled_se": 0.01, "model": model, "model_se": 0.01}
-        result = Result("facts", "embedded", [{"gamma": facts.MIDDLE, "values": {**values, "facts": 100}}])
-        return {name: str(judgement.verdict) for name, judgement in facts.EXPERIMENT.judge(result).items()}
+        result = ExperimentResult("facts", "embedded", [{"gamma": facts.MIDDLE, "values": {**values, "facts": 100}}])
+        return {name: str(judgement.verdict) for name, judgement in experiment_by_name("facts").judge(result).items()}
 
     assert judged(0.79) == {"beats-alone": "reproduced", "pools": "reproduced"}
     assert judged(0.6) == {"beats-alone": "reproduced", "pools": "not reproduced"}

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from convergeflow.errors import UserError
-from convergeflow.studies.reproduce import natural, systems
-from convergeflow.studies.reproduce.registry import Result
+from convergeflow.studies.reproduce import systems
+from convergeflow.studies.reproduce.bench import Bench
+from convergeflow.studies.reproduce.registry import experiment_by_name
+from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import scale_by_name
 from convergeflow.studies.reproduce.workspace import Workspace
 
 
-def a_result(ours: float | None, **rivals: tuple[str, float]) -> Result:
+def a_result(ours: float | None, **rivals: tuple[str, float]) -> ExperimentResult:
     records: list[dict[str, Any]] = [
         {
-            "system": name,
+            "curve": name,
             "label": "",
             "values": {"gen_ppl": ppl, "gen_ppl_se": 0.01 * ppl, "entropy": 3.9, "n": 128, "method": method},
         }
         for name, (method, ppl) in rivals.items()
     ]
     crossing = {"gen_ppl": ours, "se": None if ours is None else 0.01 * ours, "says": "the curve stays below"}
-    return Result("natural", "embedded", records, {"at_data_entropy": crossing, "real": {}})
+    return ExperimentResult("natural", "embedded", records, {"at_data_entropy": crossing, "real": {}})
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(40.0, "reproduced"), (90.0, "not reproduced")])
 def test_the_ratio_is_to_the_best_rival_that_is_no_ar_model(ours: float, verdict: str) -> None:
     result = a_result(ours, mdlm=("mdlm", 150.0), langflow=("langflow", 100.0), ar=("ar", 20.0))
-    judgement = natural.EXPERIMENT.judge(result)["ratio"]
+    judgement = experiment_by_name("natural").judge(result)["ratio"]
     assert str(judgement.verdict) == verdict
     assert "langflow" in judgement.evidence and f"{ours / 100:.4g}" in judgement.evidence
 
@@ -39,25 +42,28 @@ def test_the_ratio_is_to_the_best_rival_that_is_no_ar_model(ours: float, verdict
     ("result", "reason"),
     [(a_result(40.0), "no other diffusion model"), (a_result(None, mdlm=("mdlm", 9.0)), "the curve stays below")],
 )
-def test_without_a_rival_or_a_crossing_nothing_is_decided(result: Result, reason: str) -> None:
-    judgement = natural.EXPERIMENT.judge(result)["ratio"]
+def test_without_a_rival_or_a_crossing_nothing_is_decided(result: ExperimentResult, reason: str) -> None:
+    judgement = experiment_by_name("natural").judge(result)["ratio"]
     assert str(judgement.verdict) == "not testable here" and reason in judgement.evidence
 
 
 def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(workspace: Workspace, scale: Any) -> Result:
-        assert (scale.corpus, scale.scorer) == ("sotu", "smollm2")
+    def refuse(bench: Bench) -> ExperimentResult:
+        assert (bench.scale.corpus, bench.scale.scorer) == ("sotu", "smollm2")
         raise UserError("sotu is not on this machine yet")
 
     monkeypatch.setattr(systems, "measure", refuse)
     workspace = Workspace(tmp_path)
-    result = natural.EXPERIMENT.run(workspace, scale_by_name("embedded"))
-    judgement = natural.EXPERIMENT.judge(result)["ratio"]
+    result = experiment_by_name("natural").run(workspace, scale_by_name("embedded"))
+    judgement = experiment_by_name("natural").judge(result)["ratio"]
     assert "not on this machine" in judgement.evidence and str(judgement.verdict) == "not testable here"
-    assert natural.EXPERIMENT.draw(result, tmp_path) == [] and natural.EXPERIMENT.tabulate(result) == []
+    assert (
+        experiment_by_name("natural").draw(result, tmp_path) == []
+        and experiment_by_name("natural").tabulate(result) == []
+    )
 
 
-def a_comparison(**at: float | None) -> Result:
+def a_comparison(**at: float | None) -> ExperimentResult:
     rows = [
         {
             "system": name.replace("_", "+"),
@@ -67,7 +73,7 @@ def a_comparison(**at: float | None) -> Result:
         }
         for name, ppl in at.items()
     ]
-    return Result("systems", "embedded", [], {"comparison": rows})
+    return ExperimentResult("systems", "embedded", [], {"comparison": rows})
 
 
 def test_a_comparison_on_one_budget_decides() -> None:
@@ -81,6 +87,7 @@ def test_a_comparison_on_one_budget_decides() -> None:
     assert str(nothing.verdict) == "not testable here" and "convergeflow compare" in nothing.evidence
 
 
-def judged_one(result: Result, name: str) -> Any:
-    claim = next(claim for claim in systems.EXPERIMENT.claims if claim.name == name)
-    return claim.judged(result)
+def judged_one(result: ExperimentResult, name: str) -> Any:
+    systems_alone = experiment_by_name("systems")
+    claims = tuple(claim for claim in systems_alone.claims if claim.name == name)
+    return replace(systems_alone, claims=claims).judge(result)[name]

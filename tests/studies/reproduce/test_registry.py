@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 
 from convergeflow.errors import UserError
-from convergeflow.studies.reproduce import paper
-from convergeflow.studies.reproduce.registry import Claim, Experiment, Result, experiment_by_name, experiments
+from convergeflow.studies.reproduce import drawing, engine, judges, kinds, paper
+from convergeflow.studies.reproduce.registry import Claim, Experiment, experiment_by_name, experiments
+from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
-from convergeflow.studies.reproduce.verdict import Judgement, Verdict
+from convergeflow.studies.reproduce.verdict import Verdict
 from convergeflow.studies.reproduce.workspace import Workspace
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "experiments"
 CURVES = ("controls", "combination", "unconditional", "configurations", "systems")
+FAMILY = {"curve", "kind", "label", "table", "where", "each", "at", "over", "set", "calls", "preset", "sort"}
 SAMPLING = (*CURVES, "shortcut", "grids")
 
 
@@ -45,15 +48,41 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
 
 
 def test_a_claim_is_not_testable_on_a_scale_that_cannot_test_it() -> None:
-    claim = Claim(
-        "c", "s", "r", lambda result: Judgement(Verdict.REPRODUCED, "1 against 2"), ("paper",), needs="OpenWebText"
-    )
-    here = claim.judged(Result("e", "test", []))
-    assert here.verdict == Verdict.NOT_TESTABLE and "OpenWebText" in here.evidence and "1 against 2" in here.evidence
-    assert claim.judged(Result("e", "paper", [])).verdict == Verdict.REPRODUCED
+    claim = Claim("c", "s", "r", "numbers", scales=("paper",), needs="OpenWebText")
+    experiment = Experiment("e", "r", "q", (claim,), {})
+    same = {"gen_ppl": 30.0, "gen_ppl_se": 0.0, "entropy": 5.0, "entropy_se": 0.0, "label": "C"}
+    records = [{"curve": "c", "order": 0, "values": same, "paper": same}]
+    here = experiment.judge(ExperimentResult("e", "test", records))["c"]
+    assert here.verdict == Verdict.NOT_TESTABLE and "OpenWebText" in here.evidence and "30 against 30" in here.evidence
+    assert experiment.judge(ExperimentResult("e", "paper", records))["c"].verdict == Verdict.REPRODUCED
 
 
-def run(experiment: Experiment, folder: Path, scale: str) -> Result:
+def test_every_description_names_what_there_is() -> None:
+    """Judges with their arguments, kinds of points, figures, tables of the paper and fields of the scale."""
+    for experiment in experiments().values():
+        for claim in experiment.claims:
+            judge = experiment.own(claim.judge) or getattr(judges, claim.judge)
+            inspect.signature(judge).bind(None, **claim.arguments)
+        assert experiment.points or experiment.own("measure")
+        for family in experiment.points:
+            assert set(family) <= FAMILY and hasattr(kinds, family.get("kind", "samples"))
+            assert any(engine.expand(family, scale_by_name(scale)) for scale in SCALES)
+        if experiment.figure:
+            ((name, arguments),) = experiment.figure.items()
+            inspect.signature(getattr(drawing, name)).bind(None, **arguments)
+        assert experiment.figure or experiment.own("draw")
+
+
+def test_a_family_of_points_is_expanded_as_it_says() -> None:
+    family = {"each": {"nfe": [8, 16], "solver": ["euler"]}, "at": {"test": {"scg": [1.0, 2.0]}}}
+    found = engine.expand(family, scale_by_name("test"))
+    assert found == [{"nfe": nfe, "solver": "euler", "scg": scg} for nfe in (8, 16) for scg in (1.0, 2.0)]
+    assert engine.expand(family, scale_by_name("paper")) == []
+    of_table = {"table": "tab:guidance_nfe64", "where": {"configuration": "C"}, "at": {"test": {"scg": [20, 40]}}}
+    assert [point["scg"] for point in engine.expand(of_table, scale_by_name("test"))] == [20.0, 40.0]
+
+
+def run(experiment: Experiment, folder: Path, scale: str) -> ExperimentResult:
     return experiment.run(Workspace(folder), scale_by_name(scale))
 
 

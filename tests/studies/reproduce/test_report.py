@@ -12,14 +12,16 @@ import torch
 from convergeflow.cli.main import main
 from convergeflow.studies.reproduce import report, scale
 from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.workspace import Workspace
 
 TRAINED = ("convergence", "objectives", "token-rules", "sanity", "systems", "natural", "facts")
 
 
 @pytest.fixture(scope="module")
-def done(micro: Scale, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[report.Finished]]]:
+def done(
+    micro: ExperimentScale, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, list[report.Finished]]]:
     folder = tmp_path_factory.mktemp("reproduction")
     chosen = [experiment_by_name(name) for name in TRAINED]
     yield folder, report.reproduce(chosen, Workspace(folder), micro)
@@ -57,7 +59,7 @@ def test_the_page_holds_everything_and_nothing_outside(done: tuple[Path, list[re
 
 
 def test_a_second_run_measures_nothing_and_says_the_same(
-    done: tuple[Path, list[report.Finished]], micro: Scale
+    done: tuple[Path, list[report.Finished]], micro: ExperimentScale
 ) -> None:
     folder, finished = done
     said: list[str] = []

@@ -9,8 +9,9 @@ import torch
 
 from convergeflow.flow.schedule import Linear
 from convergeflow.studies.reproduce import proposition1, theorem1, toys
-from convergeflow.studies.reproduce.registry import Result, experiment_by_name
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.registry import experiment_by_name
+from convergeflow.studies.reproduce.result import ExperimentResult
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Verdict
 from convergeflow.studies.reproduce.workspace import Workspace
 
@@ -18,7 +19,7 @@ THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
 
 
 @pytest.mark.parametrize("name", THEORY)
-def test_the_theory_is_reproduced_and_drawn(name: str, micro: Scale, tmp_path: Path) -> None:
+def test_the_theory_is_reproduced_and_drawn(name: str, micro: ExperimentScale, tmp_path: Path) -> None:
     experiment = experiment_by_name(name)
     result = experiment.run(Workspace(tmp_path), micro)
     judged = experiment.judge(result)
@@ -26,14 +27,14 @@ def test_the_theory_is_reproduced_and_drawn(name: str, micro: Scale, tmp_path: P
     assert all(path.is_file() for path in experiment.draw(result, tmp_path / "figures"))
 
 
-def test_a_flow_that_does_not_arrive_is_judged_not_reproduced(micro: Scale, tmp_path: Path) -> None:
+def test_a_flow_that_does_not_arrive_is_judged_not_reproduced(micro: ExperimentScale, tmp_path: Path) -> None:
     result = experiment_by_name("theorem1").run(Workspace(tmp_path), micro)
     stuck = [
         {**record, "key": {**record["key"], "toy": "prior"}}
         for record in result.records
         if record["key"]["toy"] == "unconstrained"
     ]
-    judgement = theorem1._converges("prior")(Result("theorem1", "test", stuck))
+    judgement = theorem1.converges(ExperimentResult("theorem1", "test", stuck), "prior")
     assert judgement.verdict == Verdict.NOT_REPRODUCED
 
 

@@ -7,7 +7,6 @@ grid point are equal; at the paper's schedule they stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -27,9 +26,9 @@ from convergeflow.flow.guidance import Controls, rescaled
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
 from convergeflow.sampling.settings import PAPER_SCHEDULE, Settings
-from convergeflow.studies.reproduce import models, paper
+from convergeflow.studies.reproduce import models
 from convergeflow.studies.reproduce.models import Kept
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.workspace import Workspace
 from convergeflow.systems.convergeflow import ConvergeFlowModel
 
@@ -53,7 +52,7 @@ def seeds_of(num: int) -> list[int]:
 class Bench:
     """Measures points of one scale in one workspace."""
 
-    def __init__(self, workspace: Workspace, scale: Scale) -> None:
+    def __init__(self, workspace: Workspace, scale: ExperimentScale) -> None:
         self.workspace, self.scale = workspace, scale
         self._loaded: tuple[str, ConvergeFlowModel] | None = None
 
@@ -84,11 +83,6 @@ class Bench:
     def settings(self, nfe: int, controls: Controls, kept: Kept | None = None) -> Settings:
         """The paper's setting for the model's schedule."""
         return carried_over(nfe, controls, self.load(kept or self.model).schedule)
-
-    def row(self, row: paper.Row) -> dict[str, Any]:
-        """The record of a row of the paper, with the row itself beside it."""
-        record = self.measure(self.settings(row.nfe, row.controls), label=f"NFE {row.nfe}, {row.label}")
-        return {**record, "paper": {"gen_ppl": row.gen_ppl, "entropy": row.entropy, "label": row.label}}
 
     def measure(
         self, settings: Settings, *, kept: Kept | None = None, label: str, rule: str = "weight", num: int | None = None
@@ -206,9 +200,3 @@ def _flat(values: dict[str, Estimate]) -> dict[str, Any]:
     for name, estimate in values.items():
         flat[name], flat[f"{name}_se"] = finite(estimate.value), finite(estimate.se)
     return flat
-
-
-def spread_over(values: Sequence[float]) -> float:
-    """Relative range: (largest - smallest)/mean."""
-    numbers = np.asarray(values, dtype=np.float64)
-    return float((numbers.max() - numbers.min()) / numbers.mean())

@@ -8,11 +8,12 @@ the loss weight has no bound beyond; distances are followed to log-SNR 6.
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import chi
 
 from convergeflow.flow.convergence import percentile_band
@@ -21,10 +22,8 @@ from convergeflow.sampling.observation import Trace
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import models, paper, plotting
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
-from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, SCALES, Scale
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
 from convergeflow.studies.reproduce.verdict import Judgement, decide, equal, exactly
-from convergeflow.studies.reproduce.workspace import Workspace
 
 TRAINED_TO, FOLLOWED_TO, POINTS = 7.0, 6.0, 48
 PREDICTORS = {"weighted": "embedding-weighted", "direct": "unconstrained direct"}
@@ -58,25 +57,21 @@ def _follow(bench: Bench, kept: models.Kept) -> dict[str, Any]:
     }
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
-    bench = Bench(workspace, scale)
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    workspace, scale = bench.workspace, bench.scale
     start = models.start_model(workspace, scale)
     records = []
     for predictor in PREDICTORS:
         kept = models.scratch_model(workspace, scale, predictor, start, TRAINED_TO)
         key = {"predictor": predictor, "model": kept.weights, "sequences": scale.trace_sequences, "points": POINTS}
-        record = workspace.point(
-            "convergence",
-            key,
-            lambda kept=kept: _follow(bench, kept),  # type: ignore[misc]
-            label=f"distances along the flow, {predictor}",
-        )
+        label = f"distances along the flow, {predictor}"
+        record = workspace.point("convergence", key, partial(_follow, bench, kept), label=label)
         records.append({**record, "predictor": predictor})
-    return Result("convergence", scale.name, records)
+    return records, {}
 
 
-def _values(result: Result, predictor: str) -> dict[str, Any]:
-    return next(record["values"] for record in result.records if record["predictor"] == predictor)
+def _values(result: ExperimentResult, predictor: str) -> dict[str, Any]:
+    return result.values_of(predictor=predictor)
 
 
 def _noise_band(width: int) -> tuple[float, float]:
@@ -85,7 +80,7 @@ def _noise_band(width: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _approaches_one(result: Result) -> Judgement:
+def approaches_one(result: ExperimentResult) -> Judgement:
     values = _values(result, "weighted")
     low, high = _noise_band(values["width"])
     end = values["nearest"][-1]
@@ -98,7 +93,7 @@ def _approaches_one(result: Result) -> Judgement:
     )
 
 
-def _concentrated(result: Result) -> Judgement:
+def concentrated(result: ExperimentResult) -> Judgement:
     values, direct = _values(result, "weighted"), _values(result, "direct")
     low, high = _noise_band(values["width"])
     width = values["nearest"][-1]["high"] - values["nearest"][-1]["low"]
@@ -111,7 +106,7 @@ def _concentrated(result: Result) -> Judgement:
     )
 
 
-def _separated(result: Result) -> Judgement:
+def separated(result: ExperimentResult) -> Judgement:
     ratios = {}
     for predictor in PREDICTORS:
         values = _values(result, predictor)
@@ -125,7 +120,7 @@ def _separated(result: Result) -> Judgement:
     )
 
 
-def _direct_grows(result: Result) -> Judgement:
+def direct_grows(result: ExperimentResult) -> Judgement:
     values, other = _values(result, "direct"), _values(result, "weighted")
     return Judgement(
         decide(values["nearest"][-1]["middle"] > 1.02 * other["nearest"][-1]["middle"], resolved=True),
@@ -135,7 +130,7 @@ def _direct_grows(result: Result) -> Judgement:
     )
 
 
-def _alike_in_noise(result: Result) -> Judgement:
+def alike_in_noise(result: ExperimentResult) -> Judgement:
     worst = 0.0
     for predictor in PREDICTORS:
         values = _values(result, predictor)
@@ -147,7 +142,7 @@ def _alike_in_noise(result: Result) -> Judgement:
     )
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, axes = plotting.panels(2, width=5.2)
     top = max(band["high"] for predictor in PREDICTORS for band in _values(result, predictor)["second"])
     for panel, (predictor, title) in zip(axes, PREDICTORS.items(), strict=True):
@@ -181,10 +176,10 @@ def draw(result: Result, folder: Path) -> list[Path]:
             f"{title} predictor ({result.scale})",
         )
         panel.legend(loc="upper left")
-    return plotting.save(figure, folder, "convergence")
+    return figure
 
 
-def tabulate(result: Result) -> list[Table]:
+def tabulate(result: ExperimentResult) -> list[ReportTable]:
     rows = []
     for predictor in PREDICTORS:
         values = _values(result, predictor)
@@ -207,32 +202,4 @@ def tabulate(result: Result) -> list[Table]:
     said = paper.statements()
     size = f"{said['convergence_sequences']} sequences of {said['convergence_length']}"
     title = f"Normalised distances; the paper uses {size}"
-    return [Table(title, columns, rows)]
-
-
-def _claim(name: str, statement: str, judge: Any, scales: tuple[str, ...] = LANGUAGE_SCALES) -> Claim:
-    needs = "a direct predictor that was trained for longer than seconds"
-    return Claim(name, statement, "Section 4.1, Figure 2", judge, scales=scales, needs=needs)
-
-
-EXPERIMENT = Experiment(
-    name="convergence",
-    reference="Figure 2; Section 4.1",
-    question="Does the flow of the weighted predictor reach embeddings, and that of a direct predictor not?",
-    claims=(
-        _claim(
-            "alike-in-noise",
-            "in the noise nearest and second-nearest distances are alike for both",
-            _alike_in_noise,
-            SCALES,
-        ),
-        _claim("approaches-one", "weighted: the nearest normalised distance approaches one", _approaches_one, SCALES),
-        _claim("concentrated", "weighted: it stays tightly concentrated; direct: it varies more", _concentrated),
-        _claim("separated", "weighted: the second-nearest embedding is clearly separated; direct: poorly", _separated),
-        _claim("direct-grows", "direct: the nearest distance grows too", _direct_grows),
-    ),
-    cost={"test": Cost(5, 30), "embedded": Cost(5, 1300), "paper": Cost(5, 400_000)},
-    measure=measure,
-    draw_figures=draw,
-    tabulate=tabulate,
-)
+    return [ReportTable(title, columns, rows)]

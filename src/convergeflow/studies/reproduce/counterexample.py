@@ -7,11 +7,13 @@ compared with the paper's lower bound P(||z|| >= 1 + sqrt d), which is a chi tai
 
 from __future__ import annotations
 
+import itertools
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import chi
 
 from convergeflow.evaluation.estimate import mean
@@ -19,13 +21,12 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.fused import nearest
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import plotting, toys
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce import drawing, plotting, toys
+from convergeflow.studies.reproduce.bench import Bench
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_most, decide, measured
-from convergeflow.studies.reproduce.workspace import Workspace
 
 VOCABULARY, WIDTH = 16, 4
 SCHEDULES: dict[str, Schedule] = {"linear": Linear(), "cosine": Cosine()}
@@ -48,7 +49,7 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     fresh = torch.randn(x_star.shape, generator=generator, dtype=torch.float64)
     path = sample_path(x_star, fresh, end.expand(trajectories))
     level = end.expand(trajectories)
-    error = (predictor(path.x_t, level, None).weigh(path.x_t, level).mu - x_star).norm(dim=-1)
+    error = (predictor(path, level, None).weigh(path, level).mu - x_star).norm(dim=-1)
     return {
         "far": far.value,
         "far_se": far.se,
@@ -58,29 +59,25 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     }
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
-    records = []
-    for name in SCHEDULES:
-        for num_steps in scale.toy_steps:
-            key = {"schedule": name, "steps": num_steps, "trajectories": scale.toy_trajectories, "width": WIDTH}
-            records.append(
-                workspace.point(
-                    "counterexample",
-                    key,
-                    lambda name=name, num_steps=num_steps: _run(  # type: ignore[misc]
-                        name, num_steps, scale.toy_trajectories
-                    ),
-                    label=f"x/(alpha+sigma), {name} schedule, {num_steps} steps",
-                )
-            )
-    return Result("counterexample", scale.name, records)
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    num = bench.scale.toy_trajectories
+    records = [
+        bench.workspace.point(
+            "counterexample",
+            {"schedule": name, "steps": num_steps, "trajectories": num, "width": WIDTH},
+            partial(_run, name, num_steps, num),
+            label=f"x/(alpha+sigma), {name} schedule, {num_steps} steps",
+        )
+        for name, num_steps in itertools.product(SCHEDULES, bench.scale.toy_steps)
+    ]
+    return [{**record, "steps": record["key"]["steps"]} for record in records], {}
 
 
-def _series(result: Result, schedule: str) -> list[dict[str, Any]]:
+def _series(result: ExperimentResult, schedule: str) -> list[dict[str, Any]]:
     return [record for record in result.records if record["key"]["schedule"] == schedule]
 
 
-def _accurate(result: Result) -> Judgement:
+def accurate(result: ExperimentResult) -> Judgement:
     ends = [_series(result, name)[-1]["values"] for name in SCHEDULES]
     starts = [_series(result, name)[0]["values"] for name in SCHEDULES]
     falling = all(end["path_error"] < 0.5 * start["path_error"] for start, end in zip(starts, ends, strict=True))
@@ -91,7 +88,7 @@ def _accurate(result: Result) -> Judgement:
     return Judgement(decide(falling, resolved=True), evidence)
 
 
-def _constant_probability(result: Result) -> Judgement:
+def constant_probability(result: ExperimentResult) -> Judgement:
     lowest = [min(measured(r["values"], "far").value for r in _series(result, name)) for name in SCHEDULES]
     bound = result.records[0]["values"]["lower_bound"]
     last = [measured(_series(result, name)[-1]["values"], "far") for name in SCHEDULES]
@@ -103,7 +100,7 @@ def _constant_probability(result: Result) -> Judgement:
     return Judgement(decide(holds, resolved=True), evidence, f"lower bound P(||z|| >= 1 + sqrt d) = {bound:.3f}")
 
 
-def _does_not_fall(result: Result) -> Judgement:
+def does_not_fall(result: ExperimentResult) -> Judgement:
     drops = []
     for name in SCHEDULES:
         series = _series(result, name)
@@ -113,27 +110,14 @@ def _does_not_fall(result: Result) -> Judgement:
     return at_most(max(drops), max(0.02, noise), what="fall of that probability from a medium to the largest N")
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, axes = plotting.panels(2, width=5.2)
     for name, colour, marker in zip(SCHEDULES, plotting.COLOURS, "os", strict=False):
         series = _series(result, name)
-        steps = [record["key"]["steps"] for record in series]
-        axes[0].errorbar(
-            steps,
-            [record["values"]["far"] for record in series],
-            yerr=[record["values"]["far_se"] for record in series],
-            marker=marker,
-            color=colour,
-            capsize=2,
-            label=f"flow, {name} schedule",
-        )
-        axes[1].loglog(
-            steps,
-            [record["values"]["path_error"] for record in series],
-            marker=marker,
-            color=colour,
-            label=f"{name} schedule",
-        )
+        steps = [record["steps"] for record in series]
+        drawing.series(axes[0], series, "steps", "far", marker=marker, color=colour, label=f"flow, {name} schedule")
+        errors = [record["values"]["path_error"] for record in series]
+        axes[1].loglog(steps, errors, marker=marker, color=colour, label=f"{name} schedule")
     bound = result.records[0]["values"]["lower_bound"]
     axes[0].axhline(bound, color="black", linestyle=":", label=f"paper's lower bound, {bound:.3f}")
     axes[0].set_ylim(0, 1.08)
@@ -149,31 +133,6 @@ def draw(result: Result, folder: Path) -> list[Path]:
     )
     axes[1].legend()
     for panel in axes:
-        plotting.count_axis(panel, [record["key"]["steps"] for record in _series(result, "linear")])
+        plotting.count_axis(panel, [record["steps"] for record in _series(result, "linear")])
     plotting.plain_logarithm(axes[1])
-    return plotting.save(figure, folder, "counterexample")
-
-
-EXPERIMENT = Experiment(
-    name="counterexample",
-    reference="Proposition 2",
-    question="Can a smooth, asymptotically accurate predictor without the convex structure miss every token?",
-    claims=(
-        Claim(
-            "accurate",
-            "mu(x_t, t) = x_t/(alpha + sigma) tends to x* on the corruption path as t -> 1",
-            "Proposition 2",
-            _accurate,
-        ),
-        Claim(
-            "misses",
-            "its flow stays at distance 1 or more from every embedding with constant probability",
-            "Proposition 2",
-            _constant_probability,
-        ),
-        Claim("constant", "that probability does not fall as N grows", "Proposition 2", _does_not_fall),
-    ),
-    cost={"test": Cost(6, 1), "embedded": Cost(10, 20), "paper": Cost(14, 600)},
-    measure=measure,
-    draw_figures=draw,
-)
+    return figure

@@ -12,11 +12,11 @@ A model that ignores other mentions lies on the first curve, one that finds them
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from convergeflow.data.stories import END_TOKEN, stories_law
@@ -24,13 +24,11 @@ from convergeflow.evaluation.estimate import Estimate
 from convergeflow.flow.path import sample_path
 from convergeflow.model.fused import kernel_scores
 from convergeflow.randomness import RowDraws
-from convergeflow.studies.reproduce import models, plotting
+from convergeflow.studies.reproduce import drawing, models, plotting
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
-from convergeflow.studies.reproduce.scale import Scale
-from convergeflow.studies.reproduce.trade_off import by_scale
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, below, not_testable
-from convergeflow.studies.reproduce.workspace import Workspace
+from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 KINDS = ("name", "thing", "colour", "animal", "place", "feeling")
 READERS = ("alone", "model", "pooled")
@@ -56,14 +54,14 @@ def repeated(tokens: Tensor) -> list[tuple[int, list[int], str]]:
     return found
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    workspace, scale = bench.workspace, bench.scale
     if scale.corpus != "stories":
-        return Result("facts", scale.name, [], {"missing": "only stories say which words are facts"})
-    bench = Bench(workspace, scale)
-    levels = by_scale(scale, test=(3.0, MIDDLE), embedded=LEVELS) or LEVELS
+        return [], {"missing": "only stories say which words are facts"}
+    levels = (3.0, MIDDLE) if scale.name == "test" else LEVELS
     corpus = models.corpus_for(workspace, scale)
     key = {"model": bench.model.weights, "n": scale.num_samples, "corpus": corpus.fingerprint}
-    records = []
+    records: list[Record] = []
     for level in levels:
 
         def compute(level: float = level) -> dict[str, Any]:
@@ -72,19 +70,19 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
 
         label = f"facts at gamma {level:g}"
         record = workspace.point("facts", {**key, "gamma": level}, compute, label=label)
-        records.append({**record, "gamma": level})
-    return Result("facts", scale.name, records, {})
+        records.append({**record, "gamma": level, "curve": "readers", "order": len(records)})
+    return records, {}
 
 
 @torch.no_grad()
-def _read(model: Any, tokens: Tensor, unigram: Any, level: float) -> dict[str, Any]:
+def _read(model: ConvergeFlowModel, tokens: Tensor, unigram: Any, level: float) -> dict[str, Any]:
     """Share of mentions that each reader names, with an error over facts; of the model also by kind."""
     model.eval()
     network = model.network
     table = network.embedding.rows()
     at = model.schedule.at_gamma(torch.full((len(tokens),), level, dtype=torch.float64))
     noise = RowDraws(seeds_of(len(tokens))).normal(tokens.shape[1], table.shape[1])
-    x = sample_path(table[tokens], noise, at).x_t.to(table.dtype)
+    x = sample_path(table[tokens], noise, at).to(table.dtype)
     scores = float(at.kernel[0]) * kernel_scores(x, table)
     prior = torch.from_numpy(np.log(np.asarray(unigram, dtype=np.float64) + 1e-12)).to(scores)
     first = network(x, at, table=table).weigh(x, at).mu
@@ -123,37 +121,22 @@ def _share(counts: list[tuple[str, float, int]]) -> tuple[float | None, float | 
     return float(share), float(np.sqrt((residual**2).sum()) / mentions.sum())
 
 
-def _middle(result: Result) -> dict[str, Any] | None:
-    return next((record["values"] for record in result.records if record["gamma"] == MIDDLE), None)
-
-
-def _claim(result: Result, left: str, right: str, what: str, allowance: float = 0.0) -> Judgement:
-    values = _middle(result)
-    if values is None or values[left] is None or values[right] is None:
+def reads_more(result: ExperimentResult, weak: str, allowance: float, what: str) -> Judgement:
+    """The model names more mentions than a weaker reader less an allowance."""
+    values = next((record["values"] for record in result.records if record["gamma"] == MIDDLE), None)
+    if values is None or values[weak] is None or values["model"] is None:
         return not_testable(result.values.get("missing", "no fact is mentioned twice in these texts"))
-    small = Estimate(values[left] - allowance, values[f"{left}_se"], values["facts"])
-    large = Estimate(values[right], values[f"{right}_se"], values["facts"])
+    small = Estimate(values[weak] - allowance, values[f"{weak}_se"], values["facts"])
+    large = Estimate(values["model"], values["model_se"], values["facts"])
     return below(small, large, what=f"{what} at gamma = {MIDDLE:g}")
 
 
-def _beats_alone(result: Result) -> Judgement:
-    return _claim(result, "alone", "model", "mentions read right, a position alone against the model")
-
-
-def _as_good_as_pooled(result: Result) -> Judgement:
-    return _claim(result, "pooled", "model", "mentions read right, pooling less 0.05 against the model", allowance=0.05)
-
-
-def draw(result: Result, folder: Path) -> list[Path]:
-    if not result.records:
-        return []
+def draw(result: ExperimentResult) -> Figure:
     figure, (all_kinds, by_kind) = plotting.panels(2, width=5.2)
     gammas = [record["gamma"] for record in result.records]
     for reader, colour, marker in zip(READERS, plotting.COLOURS, "vos", strict=False):
-        shares = [record["values"][reader] for record in result.records]
-        errors = [record["values"][f"{reader}_se"] for record in result.records]
-        if None not in shares:
-            all_kinds.errorbar(gammas, shares, yerr=errors, color=colour, marker=marker, capsize=2, label=reader)
+        if None not in [record["values"][reader] for record in result.records]:
+            drawing.series(all_kinds, result.records, "gamma", reader, color=colour, marker=marker, label=reader)
     for kind, colour in zip(KINDS, plotting.COLOURS, strict=False):
         shares = [record["values"][f"model_{kind}"] for record in result.records]
         if None not in shares:
@@ -165,45 +148,4 @@ def draw(result: Result, folder: Path) -> list[Path]:
         axis.set_ylim(0, 1.02)
         if axis.get_legend_handles_labels()[1]:
             axis.legend(loc="lower left")
-    return plotting.save(figure, folder, "facts")
-
-
-def tabulate(result: Result) -> list[Table]:
-    columns = ("gamma", *READERS, "±", *KINDS)
-    rows = [
-        (
-            record["gamma"],
-            *(record["values"][reader] for reader in READERS),
-            record["values"]["model_se"],
-            *(record["values"][f"model_{kind}"] for kind in KINDS),
-        )
-        for record in result.records
-    ]
-    return [Table("Mentions read right within their kind (kinds: the model)", columns, rows)] if rows else []
-
-
-EXPERIMENT = Experiment(
-    name="facts",
-    reference="not in the paper",
-    question="Does the model carry facts from mention to mention, and at which noise?",
-    claims=(
-        Claim(
-            "beats-alone",
-            "the model reads a repeated fact better than a position shows by itself",
-            "a question of ours",
-            _beats_alone,
-            scales=("embedded",),
-        ),
-        Claim(
-            "pools",
-            "the model reads it as well as all mentions together show it, to 0.05",
-            "a target of ours",
-            _as_good_as_pooled,
-            scales=("embedded",),
-        ),
-    ),
-    cost={"test": Cost(2, 2), "embedded": Cost(9, 30), "paper": Cost(0, 0)},
-    measure=measure,
-    draw_figures=draw,
-    tabulate=tabulate,
-)
+    return figure

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from convergeflow.data.prepare import prepare
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.flow.schedule import schedule_from
+from convergeflow.model.small_scale import Extras
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import derive_seed
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.workspace import Workspace
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import checkpoint
@@ -39,7 +40,7 @@ from convergeflow.training.config import (
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
 
-FLOW_OPTIONS = {"condition_width", "gate_init", "context_free_input", "neighbours", "head_init", "pool_evidence"}
+FLOW_OPTIONS = ("condition_width", *(each.name for each in fields(Extras)))
 """What a recipe may change of the network beyond its size."""
 
 RAMP = 0.05
@@ -58,16 +59,17 @@ class Kept:
     """What its training said at the end."""
 
     def load(self) -> ConvergeFlowModel:
-        model: ConvergeFlowModel = load_model(self.folder)
+        model = load_model(self.folder)
+        assert isinstance(model, ConvergeFlowModel)
         return model
 
 
-def corpus_for(workspace: Workspace, scale: Scale) -> Corpus:
+def corpus_for(workspace: Workspace, scale: ExperimentScale) -> Corpus:
     """The corpus of a scale; stories are written on the spot, `sotu` is cut as its preset says, others are prepared."""
     if scale.corpus == "stories":
-        out = workspace.folder / "corpora" / f"stories-{scale.length}-{scale.blocks}"
+        out = workspace.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
-            "stories", out, length=scale.length, blocks=scale.blocks, heldout_blocks=max(256, scale.blocks // 25)
+            "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
     if scale.corpus == "sotu":
         return open_corpus(resolve("sotu"))
@@ -93,7 +95,7 @@ def found(workspace: Workspace, name: str) -> Kept:
     return Kept(name, folder, weights_hash(folder), {})
 
 
-def start_model(workspace: Workspace, scale: Scale) -> Kept:
+def start_model(workspace: Workspace, scale: ExperimentScale) -> Kept:
     """The CE-trained model (LangFlow's role): its table and weights are what the others start from."""
     if scale.start is not None:
         return found(workspace, scale.start)
@@ -107,7 +109,7 @@ def start_model(workspace: Workspace, scale: Scale) -> Kept:
             stage.model_copy(update={"steps": max(stage.warmup, stage.steps * scale.start_steps // total)})
             for stage in stages
         ]
-        options = recipe.model.model_dump(include=FLOW_OPTIONS)
+        options = {name: getattr(recipe.model.system, name) for name in FLOW_OPTIONS}
     else:
         stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
         options = {}
@@ -118,7 +120,7 @@ def start_model(workspace: Workspace, scale: Scale) -> Kept:
     return trained(workspace, scale, "start-ce", build, stages)[-1]
 
 
-def sampled_model(workspace: Workspace, scale: Scale) -> Kept:
+def sampled_model(workspace: Workspace, scale: ExperimentScale) -> Kept:
     """The model whose samples are measured: ConvergeFlow, trained with MSE from the CE-trained one."""
     if scale.model is not None:
         return found(workspace, scale.model)
@@ -128,7 +130,7 @@ def sampled_model(workspace: Workspace, scale: Scale) -> Kept:
 
 
 def continued(
-    workspace: Workspace, scale: Scale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
+    workspace: Workspace, scale: ExperimentScale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
 ) -> list[Kept]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
     lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
@@ -139,7 +141,7 @@ def continued(
     return trained(workspace, scale, name, parent.load, parts, parent=parent)
 
 
-def scratch_model(workspace: Workspace, scale: Scale, predictor: str, table: Kept, log_snr: float) -> Kept:
+def scratch_model(workspace: Workspace, scale: ExperimentScale, predictor: str, table: Kept, log_snr: float) -> Kept:
     """A model from random init with the given predictor, the fixed table of another, and a linear schedule."""
     corpus = corpus_for(workspace, scale)
 
@@ -157,7 +159,7 @@ def scratch_model(workspace: Workspace, scale: Scale, predictor: str, table: Kep
     return trained(workspace, scale, f"scratch-{predictor}", build, [stage], parent=table)[-1]
 
 
-def learned_table_model(workspace: Workspace, scale: Scale, parent: Kept) -> list[Kept]:
+def learned_table_model(workspace: Workspace, scale: ExperimentScale, parent: Kept) -> list[Kept]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     corpus = corpus_for(workspace, scale)
     # Fast enough that the table moves by its own size within the run.
@@ -194,7 +196,7 @@ class CutLinear(ConvergeFlowModel):
 
 
 def _fresh(
-    scale: Scale, corpus: Corpus, *, kind: type[ConvergeFlowModel] = ConvergeFlowModel, **changes: Any
+    scale: ExperimentScale, corpus: Corpus, *, kind: type[ConvergeFlowModel] = ConvergeFlowModel, **changes: Any
 ) -> ConvergeFlowModel:
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
@@ -213,7 +215,7 @@ def _stage(name: str, objective: str, steps: int, *, lr: float, ramp: bool = Tru
     return StageConfig(name=name, objective=objective, steps=max(1, steps), lr=lr, warmup=warmup, **changes)  # type: ignore[arg-type]
 
 
-def _optimizer(scale: Scale) -> OptimizerConfig:
+def _optimizer(scale: ExperimentScale) -> OptimizerConfig:
     """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
     if scale.name == "embedded":
         return resolve("stories").optimizer
@@ -221,7 +223,13 @@ def _optimizer(scale: Scale) -> OptimizerConfig:
 
 
 def trained(
-    workspace: Workspace, scale: Scale, name: str, build: Any, stages: list[StageConfig], *, parent: Kept | None = None
+    workspace: Workspace,
+    scale: ExperimentScale,
+    name: str,
+    build: Any,
+    stages: list[StageConfig],
+    *,
+    parent: Kept | None = None,
 ) -> list[Kept]:
     """Train, or go on training, and keep the averaged model after every stage."""
     corpus = corpus_for(workspace, scale)

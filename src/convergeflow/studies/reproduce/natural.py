@@ -8,38 +8,37 @@ have its vocabulary. At the other scales the corpus is the scale's own.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from convergeflow.errors import UserError
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.studies.reproduce import paper, systems
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
-from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, Scale
+from convergeflow.studies.reproduce.bench import Bench
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Judgement, below, exactly, not_testable
-from convergeflow.studies.reproduce.workspace import Workspace
 
 MODEL = "sotu-whole"
 
 
-def spoken(scale: Scale) -> Scale:
+def spoken(scale: ExperimentScale) -> ExperimentScale:
     """The scale with natural text in the place of stories."""
     if scale.name != "embedded":
         return scale
     return replace(scale, corpus="sotu", model=MODEL, scorer="smollm2")
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     try:
-        found = systems.measure(workspace, spoken(scale))
+        return systems.measure(Bench(bench.workspace, spoken(bench.scale)))
     except UserError as error:
         # A model, a text or a scorer that is not on this machine leaves the claims undecided, not the report unwritten.
-        if scale.name != "embedded":
+        if bench.scale.name != "embedded":
             raise
-        return Result("natural", scale.name, [], {"missing": str(error)})
-    return replace(found, experiment="natural")
+        return [], {"missing": str(error)}
 
 
-def _ratio(result: Result) -> Judgement:
+def ratio(result: ExperimentResult) -> Judgement:
     """Ours at the data's entropy over the best other diffusion model, at that model's own entropy."""
     listed = {system.name: system for system in paper.systems()}
     ours, theirs = listed["ConvergeFlow"].gen_ppl, listed["LangFlow"].gen_ppl
@@ -54,7 +53,7 @@ def _ratio(result: Result) -> Judgement:
     rivals = [
         record
         for record in systems.usable(result)
-        if record["system"] != systems.OURS and record["values"].get("method") != "ar"
+        if record["curve"] != systems.OURS and record["values"].get("method") != "ar"
     ]
     crossing = result.values["at_data_entropy"]
     if not rivals or crossing["gen_ppl"] is None:
@@ -67,37 +66,15 @@ def _ratio(result: Result) -> Judgement:
     return below(
         Estimate(ratio, spread, best["values"]["n"]),
         exactly(ours / theirs),
-        what=f"Gen. PPL at the data's entropy over that of {best['system']} (entropy {best['values']['entropy']:.3f})",
+        what=f"Gen. PPL at the data's entropy over that of {best['curve']} (entropy {best['values']['entropy']:.3f})",
         paper=said,
     )
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
-    return [] if "missing" in result.values else systems.draw(result, folder)
+draw = systems.draw
 
 
-def tabulate(result: Result) -> list[Table]:
-    if "missing" in result.values:
-        return []
-    found = systems.tabulate(result)[1:]
-    return [replace(found[0], title="This run (speeches, scored by SmolLM2)"), *found[1:]]
-
-
-EXPERIMENT = Experiment(
-    name="natural",
-    reference="Figure 1; Table 1, on natural text",
-    question="Does the headline carry over to a small model of natural English?",
-    claims=(
-        Claim(
-            "ratio",
-            "at the data's entropy Gen. PPL is 0.55 of the best other diffusion model's, or less",
-            "Table 1",
-            _ratio,
-            scales=LANGUAGE_SCALES,
-        ),
-    ),
-    cost={"test": Cost(3, 2), "embedded": Cost(5, 400), "paper": Cost(20, 20 * 1800)},
-    measure=measure,
-    draw_figures=draw,
-    tabulate=tabulate,
-)
+def tabulate(result: ExperimentResult) -> list[ReportTable]:
+    """The tables of `systems` without the paper's own."""
+    ours, *others = systems.tabulate(result)[1:]
+    return [replace(ours, title="This run (speeches, scored by SmolLM2)"), *others]

@@ -52,6 +52,12 @@ class Row:
                 parts.append(f"{letter}={value:g}")
         return " ".join(parts)
 
+    def facts(self) -> dict[str, Any]:
+        """What descriptions of experiments choose rows by, and name curves after."""
+        names = ("nfe", "varied", "variant", "configuration", "label")
+        controls = {name: getattr(self.controls, name) for name in ("refine", "scg", "ug")}
+        return {**{name: getattr(self, name) for name in names}, **controls}
+
 
 @dataclass(frozen=True)
 class System:

@@ -7,18 +7,18 @@ head, fed with the context posterior. A control with a wrong kernel shows that t
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from convergeflow.flow.schedule import Coefficients, Linear
 from convergeflow.studies.reproduce import plotting, toys
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.bench import Bench
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_least, at_most
-from convergeflow.studies.reproduce.workspace import Workspace
 
 VOCABULARY, LENGTH, WIDTH, STATES = 5, 3, 4, 64
 LOG_SNRS = tuple(float(value) for value in range(-8, 9, 2))
@@ -66,36 +66,37 @@ def _deviations(log_snr: float) -> dict[str, Any]:
     }
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    size = {"vocabulary": VOCABULARY, "length": LENGTH, "width": WIDTH, "states": STATES}
     records = [
-        workspace.point(
+        bench.workspace.point(
             "proposition1",
-            {"log_snr": log_snr, "vocabulary": VOCABULARY, "length": LENGTH, "width": WIDTH, "states": STATES},
-            lambda log_snr=log_snr: _deviations(log_snr),  # type: ignore[misc]
+            {"log_snr": log_snr, **size},
+            partial(_deviations, log_snr),
             label=f"posterior at log-SNR {log_snr:g}",
         )
         for log_snr in LOG_SNRS
     ]
-    return Result("proposition1", scale.name, records)
+    return records, {}
 
 
-def _worst(result: Result, name: str) -> float:
+def _worst(result: ExperimentResult, name: str) -> float:
     return max(float(record["values"][name]) for record in result.records)
 
 
-def _factorisation(result: Result) -> Judgement:
+def factorisation(result: ExperimentResult) -> Judgement:
     return at_most(_worst(result, "factorisation"), 1e-10, what="largest difference of two posteriors, all log-SNR")
 
 
-def _head(result: Result) -> Judgement:
+def head(result: ExperimentResult) -> Judgement:
     return at_most(_worst(result, "head"), 1e-10, what="largest difference of mu from the exact posterior mean")
 
 
-def _control(result: Result) -> Judgement:
+def control(result: ExperimentResult) -> Judgement:
     return at_least(_worst(result, "wrong_kernel"), 0.02, what="largest difference with a kernel of half the variance")
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, (axes,) = plotting.panels(1, width=6.2)
     levels = [record["values"]["log_snr"] for record in result.records]
     lines = (
@@ -117,35 +118,4 @@ def draw(result: Result, folder: Path) -> list[Path]:
         "Proposition 1, 125 sequences enumerated",
     )
     axes.legend(loc="center left", bbox_to_anchor=(0.0, 0.63))
-    return plotting.save(figure, folder, "proposition1")
-
-
-EXPERIMENT = Experiment(
-    name="proposition1",
-    reference="Proposition 1",
-    question="Does the token posterior factor into a context posterior and an exact Gaussian kernel?",
-    claims=(
-        Claim(
-            "factorisation",
-            "P(s_i = j | x_t) is proportional to P(s_i = j | x_t without i) times "
-            "exp(-||x_i - alpha e_j||^2 / (2 sigma^2))",
-            "Proposition 1",
-            _factorisation,
-        ),
-        Claim(
-            "head",
-            "with that base weight the embedding-weighted predictor is the posterior mean",
-            "Equation for mu_theta, Section 3.1",
-            _head,
-        ),
-        Claim(
-            "control",
-            "the comparison can fail: a kernel of another variance does not factor the posterior",
-            "control of this package",
-            _control,
-        ),
-    ),
-    cost={"test": Cost(len(LOG_SNRS), 1), "embedded": Cost(len(LOG_SNRS), 1), "paper": Cost(len(LOG_SNRS), 1)},
-    measure=measure,
-    draw_figures=draw,
-)
+    return figure

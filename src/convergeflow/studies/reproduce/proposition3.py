@@ -8,21 +8,23 @@ why the separation is needed.
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
-from convergeflow.sampling.driver import Step, integrate
+from convergeflow.sampling.cohort import Step
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import plotting, toys
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.bench import Bench
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_least, at_most, decide
-from convergeflow.studies.reproduce.workspace import Workspace
 
 VOCABULARY, WIDTH, SHOWN = 12, 16, 300
 
@@ -96,43 +98,37 @@ def _twins() -> dict[str, Any]:
     return {"rho": _separation(table), "distance": float((w @ table - table[0]).norm()), "top_weight": float(w.max())}
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
-    num, steps = 20 * scale.toy_trajectories, min(4096, max(scale.toy_steps))
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    trajectories, steps = bench.scale.toy_trajectories, min(4096, max(bench.scale.toy_steps))
+    num = 20 * trajectories
     size = {"vocabulary": VOCABULARY, "width": WIDTH}
-    return Result(
-        "proposition3",
-        scale.name,
-        [
-            workspace.point("proposition3", {"part": "weights", "num": num, **size}, lambda: _on_random_weights(num)),
-            workspace.point(
-                "proposition3",
-                {"part": "flow", "trajectories": scale.toy_trajectories, "steps": steps, **size},
-                lambda: _along_flow(scale.toy_trajectories, steps),
-            ),
-            workspace.point("proposition3", {"part": "twins", **size}, _twins),
-        ],
+    parts: tuple[tuple[dict[str, Any], Callable[[], dict[str, Any]]], ...] = (
+        ({"part": "weights", "num": num}, partial(_on_random_weights, num)),
+        ({"part": "flow", "trajectories": trajectories, "steps": steps}, partial(_along_flow, trajectories, steps)),
+        ({"part": "twins"}, _twins),
     )
+    return [bench.workspace.point("proposition3", {**key, **size}, compute) for key, compute in parts], {}
 
 
-def _part(result: Result, name: str) -> dict[str, Any]:
-    return next(record["values"] for record in result.records if record["key"]["part"] == name)
+def _part(result: ExperimentResult, name: str) -> dict[str, Any]:
+    return result.values_of(part=name)
 
 
-def _bound(result: Result) -> Judgement:
+def bound(result: ExperimentResult) -> Judgement:
     worst = max(_part(result, "weights")["worst_ratio"], _part(result, "flow")["worst_ratio"])
     return at_most(
         worst, 1.0 + 1e-6, what="largest rho (1 - max w) / (1 - ||mu||^2/||e||^2) on random weights and flow"
     )
 
 
-def _one_hot(result: Result) -> Judgement:
+def one_hot(result: ExperimentResult) -> Judgement:
     flow = _part(result, "flow")
     judgement = at_most(flow["end_rest_99"], 0.02, what="99th percentile of 1 - max w at the end of the flow")
     also = f"{judgement.evidence}; the weight and prediction rules agree at {flow['agreement']:.2%} of positions"
     return Judgement(decide(flow["end_rest_99"] <= 0.02 and flow["agreement"] >= 0.98, resolved=True), also)
 
 
-def _separation_needed(result: Result) -> Judgement:
+def separation_needed(result: ExperimentResult) -> Judgement:
     twins = _part(result, "twins")
     return at_least(
         1.0 - twins["top_weight"],
@@ -141,7 +137,7 @@ def _separation_needed(result: Result) -> Judgement:
     )
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, axes = plotting.panels(2, width=5.2)
     weights, flow = _part(result, "weights"), _part(result, "flow")
     axes[0].loglog(
@@ -175,34 +171,4 @@ def draw(result: Result, folder: Path) -> list[Path]:
         axes[1], "log-SNR along the flow (nats)", r"$1 - \max_j w_j$", "Weights become one-hot along the flow"
     )
     axes[1].legend()
-    return plotting.save(figure, folder, "proposition3")
-
-
-EXPERIMENT = Experiment(
-    name="proposition3",
-    reference="Proposition 3",
-    question="Do the weights become one-hot where the prediction tends to an embedding?",
-    claims=(
-        Claim(
-            "bound",
-            "for equal norms and cosines at most 1 - rho, 1 - max w is bounded by the defect of ||mu||",
-            "Proposition 3, its proof",
-            _bound,
-        ),
-        Claim(
-            "one-hot",
-            "along the flow the weights tend to a one-hot vector, and the token rules agree",
-            "Proposition 3",
-            _one_hot,
-        ),
-        Claim(
-            "separation",
-            "without separation of the embeddings the statement fails",
-            "Proposition 3, its condition",
-            _separation_needed,
-        ),
-    ),
-    cost={"test": Cost(3, 1), "embedded": Cost(3, 5), "paper": Cost(3, 60)},
-    measure=measure,
-    draw_figures=draw,
-)
+    return figure

@@ -1,41 +1,62 @@
 """What an experiment is, and the list of all of them.
 
 An experiment asks one question, measures points into a workspace, draws them beside the paper's numbers, and judges the
-paper's claims by what it measured. The same code runs at three scales; a scale only changes sizes.
+paper's claims by what it measured. Its description is data, in `experiments/NAME.yaml`: question, costs, claims, and
+(unless a module of its own measures) points, figure and tables, which `engine.py` carries out. The same description
+holds at three scales; a scale only changes sizes. Nothing heavy is imported before an experiment runs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convergeflow.errors import unknown_name
-from convergeflow.studies.reproduce.scale import SCALES, Scale
-from convergeflow.studies.reproduce.verdict import Judgement, not_testable
-from convergeflow.studies.reproduce.workspace import Workspace
+from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
+from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data
+
+if TYPE_CHECKING:
+    from convergeflow.studies.reproduce.verdict import Judgement
+    from convergeflow.studies.reproduce.workspace import Workspace
+
+NAMES = (
+    "proposition1",
+    "theorem1",
+    "counterexample",
+    "proposition3",
+    "convergence",
+    "objectives",
+    "shortcut",
+    "controls",
+    "combination",
+    "unconditional",
+    "token-rules",
+    "configurations",
+    "grids",
+    "solvers",
+    "freezing",
+    "facts",
+    "systems",
+    "natural",
+    "sanity",
+)
+"""All experiments, theory first."""
+
+PAPER_NEEDS = "OpenWebText, the paper's checkpoint and GPT-2 Large"
+LANGUAGE_NEEDS = "a trained model: the one of this scale learns for seconds, its text is not language yet"
 
 
 @dataclass(frozen=True)
-class Cost:
+class PlannedCost:
     """What a scale costs: measured points, and seconds on two CPU cores (for `paper`: on one 40 GB accelerator)."""
 
     points: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """What an experiment measured, as JSON values."""
-
-    experiment: str
-    scale: str
-    records: list[dict[str, Any]]
-    """One per point, as kept in the workspace."""
-    values: dict[str, Any] = field(default_factory=dict)
-    """What was computed from them."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +66,22 @@ class Claim:
     name: str
     statement: str
     reference: str
-    judge: Callable[[Result], Judgement]
+    judge: str
+    """A function of `judges.py`, or of the experiment's own module."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     scales: tuple[str, ...] = SCALES
     """Scales that can test it at all."""
-    needs: str = "a trained model: the one of this scale learns for seconds, its text is not language yet"
-    """Why other scales cannot."""
+    needs: str = ""
+    """What other scales lack."""
 
-    def judged(self, result: Result) -> Judgement:
-        """The verdict; on a scale that cannot test the claim the numbers are still shown."""
-        judgement = self.judge(result)
-        if result.scale in self.scales:
-            return judgement
-        return not_testable(f"needs {self.needs} ({judgement.evidence})", judgement.paper)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows for the report."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
+    @classmethod
+    def read(cls, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Claim:
+        judge = data["judge"]
+        ((name, arguments),) = judge.items() if isinstance(judge, dict) else ((judge, {}),)
+        scales = tuple(data.get("scales", defaults.get("scales", SCALES)))
+        usual = PAPER_NEEDS if scales == ("paper",) else LANGUAGE_NEEDS
+        needs = data.get("needs", defaults.get("needs", usual))
+        return cls(data["name"], data["statement"], data["reference"], name, arguments, scales, needs)
 
 
 @dataclass(frozen=True)
@@ -76,33 +92,86 @@ class Experiment:
     reference: str
     question: str
     claims: tuple[Claim, ...]
-    cost: Mapping[str, Cost]
-    measure: Callable[[Workspace, Scale], Result]
-    draw_figures: Callable[[Result, Path], list[Path]]
-    tabulate: Callable[[Result], list[Table]] = lambda result: []
+    cost: Mapping[str, PlannedCost]
+    module: str | None = None
+    """The module of this folder with what the description does not say: `measure`, `draw`, `tabulate`, judges."""
+    points: tuple[Mapping[str, Any], ...] = ()
+    figure: Mapping[str, Any] = field(default_factory=dict)
+    tables: tuple[Mapping[str, Any], ...] = ()
 
-    def run(self, workspace: Workspace, scale: Scale) -> Result:
+    @classmethod
+    def read(cls, name: str) -> Experiment:
+        """From its description."""
+        data = read_data(f"experiments/{name}.yaml")
+        claims = tuple(Claim.read(claim, data) for claim in data["claims"])
+        cost = {scale: PlannedCost(*data["cost"][scale]) for scale in SCALES}
+        return cls(
+            name,
+            data["reference"],
+            data["question"],
+            claims,
+            cost,
+            data.get("module"),
+            tuple(data.get("points", ())),
+            data.get("figure", {}),
+            tuple(data.get("tables", ())),
+        )
+
+    def own(self, name: str) -> Any:
+        """A function of the experiment's own module; None if it has none of that name."""
+        if self.module is None:
+            return None
+        return getattr(import_module(f"convergeflow.studies.reproduce.{self.module}"), name, None)
+
+    def run(self, workspace: Workspace, scale: ExperimentScale) -> ExperimentResult:
         """Measure what is not measured yet."""
-        cost = self.cost[scale.name]
+        from convergeflow.studies.reproduce import engine
+        from convergeflow.studies.reproduce.bench import Bench
+
+        cost, bench = self.cost[scale.name], Bench(workspace, scale)
         workspace.progress.begin(cost.points, cost.seconds)
-        result = self.measure(workspace, scale)
+        measure = self.own("measure")
+        records, values = engine.measure(self.points, bench) if measure is None else measure(bench)
         workspace.progress.finish()
         # Through JSON, so that a verdict never rests on anything that is not in the records.
-        return Result(**json.loads(json.dumps(vars(result), allow_nan=False)))
+        records, values = json.loads(json.dumps([records, values], allow_nan=False))
+        return ExperimentResult(self.name, scale.name, records, values)
 
-    def draw(self, result: Result, folder: Path) -> list[Path]:
-        """The figures as files, PNG first."""
+    def judge(self, result: ExperimentResult) -> dict[str, Judgement]:
+        """A verdict per claim; on a scale that cannot test the claim the numbers are still shown."""
+        from convergeflow.studies.reproduce import judges
+        from convergeflow.studies.reproduce.verdict import not_testable
+
+        found = {}
+        for claim in self.claims:
+            function = self.own(claim.judge) or getattr(judges, claim.judge)
+            judgement = function(result, **claim.arguments)
+            if result.scale not in claim.scales:
+                judgement = not_testable(f"needs {claim.needs} ({judgement.evidence})", judgement.paper)
+            found[claim.name] = judgement
+        return found
+
+    def draw(self, result: ExperimentResult, folder: Path) -> list[Path]:
+        """The figure as files, PNG first; none where nothing was measured."""
+        if not result.records:
+            return []
         folder.mkdir(parents=True, exist_ok=True)
-        from convergeflow.studies.reproduce import (
-            plotting,
-        )  # matplotlib is slow to import, and listing needs none of it
+        # matplotlib is slow to import, and listing needs none of it.
+        from convergeflow.studies.reproduce import drawing, plotting
 
         with plotting.style():
-            return self.draw_figures(result, folder)
+            own = self.own("draw")
+            figure = drawing.draw(self.figure, result) if own is None else own(result)
+            return plotting.save(figure, folder, self.name)
 
-    def judge(self, result: Result) -> dict[str, Judgement]:
-        """A verdict per claim."""
-        return {claim.name: claim.judged(result) for claim in self.claims}
+    def tabulate(self, result: ExperimentResult) -> list[ReportTable]:
+        """The tables of the report; none where nothing was measured."""
+        from convergeflow.studies.reproduce import engine
+
+        if not result.records:
+            return []
+        own = self.own("tabulate")
+        return [engine.tabulate(table, result) for table in self.tables] if own is None else list(own(result))
 
     def describe(self) -> dict[str, Any]:
         """For `reproduce --list`."""
@@ -115,57 +184,13 @@ class Experiment:
         }
 
 
+@cache
 def experiments() -> dict[str, Experiment]:
     """All experiments by name, theory first."""
-    # Imported here: each file imports this one.
-    from convergeflow.studies.reproduce import (
-        combination,
-        configurations,
-        controls,
-        convergence,
-        counterexample,
-        facts,
-        freezing,
-        grids,
-        natural,
-        objectives,
-        proposition1,
-        proposition3,
-        sanity,
-        shortcut,
-        solvers,
-        systems,
-        theorem1,
-        token_rules,
-        unconditional,
-    )
-
-    listed = (
-        proposition1,
-        theorem1,
-        counterexample,
-        proposition3,
-        convergence,
-        objectives,
-        shortcut,
-        controls,
-        combination,
-        unconditional,
-        token_rules,
-        configurations,
-        grids,
-        solvers,
-        freezing,
-        facts,
-        systems,
-        natural,
-        sanity,
-    )
-    return {module.EXPERIMENT.name: module.EXPERIMENT for module in listed}
+    return {name: Experiment.read(name) for name in NAMES}
 
 
 def experiment_by_name(name: str) -> Experiment:
-    known = experiments()
-    if name not in known:
-        raise unknown_name("experiment", name, known)
-    return known[name]
+    if name not in NAMES:
+        raise unknown_name("experiment", name, NAMES)
+    return experiments()[name]

@@ -17,8 +17,9 @@ from typing import Any
 
 from convergeflow import __version__
 from convergeflow.studies.reproduce import paper
-from convergeflow.studies.reproduce.registry import Experiment, Result, Table
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.registry import Experiment
+from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
+from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict
 from convergeflow.studies.reproduce.workspace import Progress, Workspace, readable, write_json
 
@@ -28,10 +29,10 @@ class Finished:
     """An experiment that ran to its end."""
 
     experiment: Experiment
-    result: Result
+    result: ExperimentResult
     judgements: dict[str, Judgement]
     figures: list[Path]
-    tables: list[Table]
+    tables: list[ReportTable]
     seconds: float
 
     def describe(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class Finished:
 
 
 def reproduce(
-    experiments: Sequence[Experiment], workspace: Workspace, scale: Scale, *, page: str = "report"
+    experiments: Sequence[Experiment], workspace: Workspace, scale: ExperimentScale, *, page: str = "report"
 ) -> list[Finished]:
     """Run experiments in order; what is in the workspace already is not measured again. `page` names the report."""
     costs = [experiment.cost[scale.name] for experiment in experiments]
@@ -87,7 +88,7 @@ def reproduce(
 
 
 def write_pages(
-    finished: Sequence[Finished], workspace: Workspace, scale: Scale, page: str = "report"
+    finished: Sequence[Finished], workspace: Workspace, scale: ExperimentScale, page: str = "report"
 ) -> tuple[Path, Path]:
     """PAGE.html and PAGE.md in the workspace."""
     pages = workspace.folder / f"{page}.html", workspace.folder / f"{page}.md"
@@ -102,7 +103,7 @@ def counts(finished: Sequence[Finished]) -> dict[str, int]:
     return {str(verdict): verdicts.count(verdict) for verdict in Verdict}
 
 
-def _introduction(finished: Sequence[Finished], scale: Scale) -> list[str]:
+def _introduction(finished: Sequence[Finished], scale: ExperimentScale) -> list[str]:
     found = counts(finished)
     share, rows = paper.largest_contradiction()
     return [
@@ -139,7 +140,7 @@ def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> li
     return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
 
 
-def _markdown_page(finished: Sequence[Finished], workspace: Workspace, scale: Scale) -> str:
+def _markdown_page(finished: Sequence[Finished], workspace: Workspace, scale: ExperimentScale) -> str:
     lines = [f"# Reproduction report, scale {scale.name}", ""]
     for paragraph in _introduction(finished, scale):
         lines += [paragraph, ""]
@@ -207,7 +208,7 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _html_page(finished: Sequence[Finished], scale: Scale) -> str:
+def _html_page(finished: Sequence[Finished], scale: ExperimentScale) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>ConvergeFlow: reproduction, scale {scale.name}</title><style>{_STYLE}</style>",

@@ -7,21 +7,19 @@ number can and cannot see. The report says of each why it does not win; the reas
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from convergeflow.evaluation.protocol import PROTOCOLS
 from convergeflow.evaluation.scorers import Texts
 from convergeflow.flow.guidance import Controls
 from convergeflow.randomness import derive_seed
-from convergeflow.studies.reproduce import plotting, trade_off
+from convergeflow.studies.reproduce import plotting
 from convergeflow.studies.reproduce.bench import EXACT_PROTOCOL, PAPER_PROTOCOL, Bench
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
-from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, Scale
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
 from convergeflow.studies.reproduce.verdict import Judgement, below, decide, lower, measured
-from convergeflow.studies.reproduce.workspace import Workspace
 
 REAL = "real text"
 UNIGRAM, SENTENCE, ONE_TEXT = "unigram sampler", "repeated sentence", "one text for all"
@@ -56,8 +54,7 @@ def _one_text(bench: Bench) -> np.ndarray[Any, Any]:
     return np.repeat(bench.reference.real[best : best + 1], bench.scale.num_samples, axis=0)
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
-    bench = Bench(workspace, scale)
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     records = [
         {**bench.real_text(), "name": REAL},
         {**bench.text(UNIGRAM, lambda: _draw_unigram(bench)), "name": UNIGRAM},
@@ -70,21 +67,21 @@ def measure(workspace: Workspace, scale: Scale) -> Result:
     ):
         settings = bench.settings(64, controls)
         records.append({**bench.measure(settings, label=f"NFE 64, {name}"), "name": name})
-    return Result("sanity", scale.name, records)
+    return records, {}
 
 
-def _values(result: Result, name: str) -> dict[str, Any]:
-    return next(record["values"] for record in result.records if record["name"] == name)
+def _values(result: ExperimentResult, name: str) -> dict[str, Any]:
+    return result.values_of(name=name)
 
 
-def _unigram(result: Result) -> Judgement:
+def unigram(result: ExperimentResult) -> Judgement:
     real, other = _values(result, REAL), _values(result, UNIGRAM)
     return below(
         measured(real, "gen_ppl"), measured(other, "gen_ppl"), what="Gen. PPL of real text against the unigram sampler"
     )
 
 
-def _sentence(result: Result) -> Judgement:
+def sentence(result: ExperimentResult) -> Judgement:
     real, other = _values(result, REAL), _values(result, SENTENCE)
     return lower(
         measured(other, "entropy"),
@@ -93,7 +90,7 @@ def _sentence(result: Result) -> Judgement:
     )
 
 
-def _one(result: Result) -> Judgement:
+def one_text(result: ExperimentResult) -> Judgement:
     real, other = _values(result, REAL), _values(result, ONE_TEXT)
     passes = other["gen_ppl"] <= real["gen_ppl"]
     caught = other["distinct"] <= 0.02 or other["distinct"] * other["n"] <= 1.0
@@ -105,7 +102,7 @@ def _one(result: Result) -> Judgement:
     )
 
 
-def _ours(result: Result) -> Judgement:
+def ours(result: ExperimentResult) -> Judgement:
     ours, junk = _values(result, "ConvergeFlow, standard"), _values(result, UNIGRAM)
     judgement = below(
         measured(ours, "gen_ppl"),
@@ -115,7 +112,7 @@ def _ours(result: Result) -> Judgement:
     return Judgement(judgement.verdict, f"{judgement.evidence}; different texts: {ours['distinct']:.3f}")
 
 
-def reasons(result: Result) -> list[tuple[str, str]]:
+def reasons(result: ExperimentResult) -> list[tuple[str, str]]:
     """Why each sampler does or does not win, from its numbers."""
     real = _values(result, REAL)
     found = []
@@ -136,7 +133,7 @@ def reasons(result: Result) -> list[tuple[str, str]]:
     return found
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, axes = plotting.panels(2, width=5.2)
     for index, record in enumerate(result.records):
         values = record["values"]
@@ -153,15 +150,15 @@ def draw(result: Result, folder: Path) -> list[Path]:
             )
     for panel in axes:
         panel.set_yscale("log")
-        trade_off.plain_logarithm(panel)
+        plotting.plain_logarithm(panel)
     axes[1].set_xlim(-0.06, 1.06)
     plotting.label_axes(axes[0], "unigram entropy (nats)", "Gen. PPL", "What the two usual numbers see")
     plotting.label_axes(axes[1], "share of different texts", "Gen. PPL", "What they do not see")
     axes[0].legend(loc="best", fontsize=8)
-    return plotting.save(figure, folder, "sanity")
+    return figure
 
 
-def tabulate(result: Result) -> list[Table]:
+def tabulate(result: ExperimentResult) -> list[ReportTable]:
     columns = ("sampler", "PPL", "±", "H", "±", "different texts", "valid", "slot KL")
     rows = [
         (
@@ -177,28 +174,6 @@ def tabulate(result: Result) -> list[Table]:
         for r in result.records
     ]
     return [
-        Table("Samplers that must not win", columns, rows),
-        Table("Why they do not", ("sampler", "what its numbers say against it"), list(reasons(result))),
+        ReportTable("Samplers that must not win", columns, rows),
+        ReportTable("Why they do not", ("sampler", "what its numbers say against it"), list(reasons(result))),
     ]
-
-
-EXPERIMENT = Experiment(
-    name="sanity",
-    reference="gaming guard of this package",
-    question="Could a sampler that writes nothing worth reading win by Gen. PPL and entropy?",
-    claims=(
-        Claim("unigram", "Gen. PPL sees through words without order", "gaming guard", _unigram),
-        Claim("sentence", "entropy sees through a repeated sentence", "gaming guard", _sentence),
-        Claim(
-            "one-text",
-            "one likely text for every sample passes both numbers; the share of different texts catches it",
-            "gaming guard",
-            _one,
-        ),
-        Claim("ours", "ConvergeFlow beats the unigram sampler", "gaming guard", _ours, scales=LANGUAGE_SCALES),
-    ),
-    cost={"test": Cost(6, 3), "embedded": Cost(6, 20), "paper": Cost(6, 3600)},
-    measure=measure,
-    draw_figures=draw,
-    tabulate=tabulate,
-)

@@ -10,59 +10,42 @@ from __future__ import annotations
 
 import json
 import math
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.evaluation.frontier import FrontierPoint, interpolate
-from convergeflow.studies.reproduce import models, paper, plotting, trade_off
+from convergeflow.studies.reproduce import drawing, engine, models, paper, plotting
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result, Table
-from convergeflow.studies.reproduce.scale import LANGUAGE_SCALES, Scale
-from convergeflow.studies.reproduce.trade_off import by_scale
+from convergeflow.studies.reproduce.registry import experiment_by_name
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
 from convergeflow.studies.reproduce.verdict import Judgement, below, equal, exactly, measured, not_testable
-from convergeflow.studies.reproduce.workspace import Workspace
 from convergeflow.zoo import load_model, shipped_folder, shipped_models
 
 OURS = "ConvergeFlow"
 NFE = 64
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
-    bench = Bench(workspace, scale)
-    strengths = by_scale(scale, test=(20.0, 40.0), embedded=(20.0, 30.0, 40.0))
-    rows = [row for row in paper.rows("tab:guidance_nfe64") if row.configuration == "C"]
-    records = [
-        {**bench.row(row), "system": OURS, "curve": OURS, "order": order}
-        for order, row in enumerate(trade_off.pick(rows, "scg", strengths))
-    ]
-    for name in _others(bench):
-        records.append({**_rival(bench, name), "system": name})
-    real = bench.real_text()["values"]
-    crossing = interpolate(
-        [_point(record) for record in records if record["system"] == OURS], real["entropy"], real["entropy_se"]
-    )
-    return Result(
-        "systems",
-        scale.name,
-        records,
-        {"real": real, "at_data_entropy": crossing.describe(), "comparison": _compared(workspace, scale)},
-    )
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    records, values = engine.measure(experiment_by_name("systems").points, bench)
+    records += [{**_rival(bench, name), "curve": name} for name in _others(bench)]
+    real = values["real"]
+    crossing = interpolate([_point(r) for r in records if r["curve"] == OURS], real["entropy"], real["entropy_se"])
+    return records, {"real": real, "at_data_entropy": crossing.describe(), "comparison": _compared(bench)}
 
 
-def _compared(workspace: Workspace, scale: Scale) -> list[dict[str, Any]]:
-    """The rows of a comparison on this corpus at this budget of calls (AR has its own); none where there is none."""
-    path = workspace.folder / f"comparison-{scale.corpus}" / "table.json"
-    if scale.name == "test" or not path.is_file():
+def _compared(bench: Bench) -> list[dict[str, Any]]:
+    """The rows of a comparison on this corpus at this budget of calls (AR has its own), if there is one."""
+    path = bench.workspace.folder / f"comparison-{bench.scale.corpus}" / "table.json"
+    if bench.scale.name == "test" or not path.is_file():
         return []
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return [row for row in rows if row["system"] == "ar" or row["nfe"] == NFE]
 
 
-def compared_ratio(result: Result, to: str = "") -> tuple[Estimate, str] | None:
+def compared_ratio(result: ExperimentResult, to: str = "") -> tuple[Estimate, str] | None:
     """Our Gen. PPL at the data's entropy over that of the best other diffusion system of a comparison, or of `to`."""
     there = {
         row["system"]: row["at_data_entropy"]
@@ -130,12 +113,12 @@ def _rival(bench: Bench, name: str) -> dict[str, Any]:
     return bench.workspace.point("systems", key, compute, label=f"system {name}")
 
 
-def usable(result: Result) -> list[dict[str, Any]]:
+def usable(result: ExperimentResult) -> list[dict[str, Any]]:
     """The records of systems that speak the corpus."""
     return [record for record in result.records if "gen_ppl" in record["values"]]
 
 
-def _headline(result: Result) -> Judgement:
+def headline(result: ExperimentResult) -> Judgement:
     said = paper.statements()
     found = result.values["at_data_entropy"]
     if found["gen_ppl"] is None:
@@ -148,26 +131,26 @@ def _headline(result: Result) -> Judgement:
     )
 
 
-def _best(result: Result) -> Judgement:
+def best(result: ExperimentResult) -> Judgement:
     compared = compared_ratio(result)
     if compared is not None:
         ratio, other = compared
         what = f"Gen. PPL at the data's entropy over {other}'s, both trained on one budget"
         return below(ratio, exactly(1.0), what=what, paper="33.17 against 60.09 (LangFlow): 0.55")
-    rivals = [record for record in usable(result) if record["system"] != OURS]
+    rivals = [record for record in usable(result) if record["curve"] != OURS]
     if not rivals:
         return not_testable("no other system ships for this corpus yet", "33.17 against 60.09 (LangFlow)")
-    ours = min((r for r in usable(result) if r["system"] == OURS), key=lambda record: record["values"]["gen_ppl"])
+    ours = min((r for r in usable(result) if r["curve"] == OURS), key=lambda record: record["values"]["gen_ppl"])
     best = min(rivals, key=lambda record: record["values"]["gen_ppl"])
     return below(
         measured(ours["values"], "gen_ppl"),
         measured(best["values"], "gen_ppl"),
-        what=f"lowest Gen. PPL of ConvergeFlow against {best['system']}",
+        what=f"lowest Gen. PPL of ConvergeFlow against {best['curve']}",
         paper="33.17 against 60.09 (LangFlow)",
     )
 
 
-def _against(result: Result, *, to: str, bound: float) -> Judgement:
+def against(result: ExperimentResult, *, to: str, bound: float) -> Judgement:
     said = f"{bound:g}"
     compared = compared_ratio(result, to)
     if compared is None:
@@ -177,7 +160,7 @@ def _against(result: Result, *, to: str, bound: float) -> Judgement:
     return below(ratio, exactly(bound), what=what, paper=said)
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, (theirs, ours) = plotting.panels(2, width=5.4, height=4.2)
     for index, system in enumerate(paper.systems()):
         if system.gen_ppl is None:
@@ -205,42 +188,29 @@ def draw(result: Result, folder: Path) -> list[Path]:
     theirs.set_xlim(5.3, 5.68)
     theirs.set_yscale("log")
     theirs.set_ylim(30, 125)
-    trade_off.plain_logarithm(theirs)
-    curve = [record for record in usable(result) if record["system"] == OURS]
-    points = [(entropy, gen_ppl) for gen_ppl, entropy in trade_off.points_of(curve)]
-    errors = [(r["values"]["entropy_se"], r["values"]["gen_ppl_se"]) for r in curve]
-    plotting.trade_off(ours, points, label=f"{OURS}, C", colour=plotting.COLOURS[0], errors=errors)
-    for index, record in enumerate((r for r in usable(result) if r["system"] != OURS), start=1):
-        values = record["values"]
-        ours.errorbar(
-            [values["entropy"]],
-            [values["gen_ppl"]],
-            xerr=[values["entropy_se"]],
-            yerr=[values["gen_ppl_se"]],
-            marker="s^Dvph"[index % 6],
-            capsize=2,
-            linestyle="",
-            color=plotting.COLOURS[index % 8],
-            label=record["system"],
-        )
+    plotting.plain_logarithm(theirs)
+    curve = result.curve(OURS)
+    drawing.curve(ours, curve, label=f"{OURS}, C", colour=plotting.COLOURS[0])
+    for index, record in enumerate((r for r in usable(result) if r["curve"] != OURS), start=1):
+        look = {"marker": "s^Dvph"[index % 6], "colour": plotting.COLOURS[index % 8], "line": ""}
+        drawing.curve(ours, [record], label=record["curve"], **look)
     real = result.values["real"]
     ours.axvline(real["entropy"], color="grey", linestyle=":")
-    trade_off.mark_real(ours, real, [gen_ppl for _, gen_ppl in points])
-    ours.set_yscale("log")
-    trade_off.plain_logarithm(ours)
+    drawing.mark_real(ours, real, [record["values"]["gen_ppl"] for record in curve])
+    drawing.logarithmic(ours)
     plotting.label_axes(
         theirs, "unigram entropy (nats)", "Gen. PPL (GPT-2 Large)", "Paper (dotted: the data's entropy)"
     )
     plotting.label_axes(ours, "unigram entropy (nats)", "Gen. PPL", f"This run ({result.scale})")
     ours.legend(loc="best")
-    return plotting.save(figure, folder, result.experiment)
+    return figure
 
 
-def tabulate(result: Result) -> list[Table]:
+def tabulate(result: ExperimentResult) -> list[ReportTable]:
     published = [(s.name, s.family, s.gen_ppl, s.entropy, s.parameters) for s in paper.systems()]
     rows = [
         (
-            r["system"],
+            r["curve"],
             r["label"],
             r["values"]["gen_ppl"],
             r["values"]["gen_ppl_se"],
@@ -267,49 +237,7 @@ def tabulate(result: Result) -> list[Table]:
     found = result.values["at_data_entropy"]
     rows.append((OURS, "interpolated at the data's entropy", found["gen_ppl"], found["se"], real["entropy"], None))
     return [
-        Table("Paper (OpenWebText, GPT-2 Large)", ("system", "family", "PPL", "H", "size"), published),
-        Table("This run", ("system", "setting", "PPL", "±", "H", "valid"), rows),
-        *([Table("Trained on one budget (convergeflow compare)", columns, compared)] if compared else []),
+        ReportTable("Paper (OpenWebText, GPT-2 Large)", ("system", "family", "PPL", "H", "size"), published),
+        ReportTable("This run", ("system", "setting", "PPL", "±", "H", "valid"), rows),
+        *([ReportTable("Trained on one budget (convergeflow compare)", columns, compared)] if compared else []),
     ]
-
-
-EXPERIMENT = Experiment(
-    name="systems",
-    reference="Figure 1; Table 1",
-    question="Where does each system stand in Gen. PPL against entropy?",
-    claims=(
-        Claim(
-            "headline",
-            "Gen. PPL 33.17 at the data's entropy 5.44",
-            "Table 1",
-            _headline,
-            scales=("paper",),
-            needs="OpenWebText, the paper's checkpoint and GPT-2 Large",
-        ),
-        Claim(
-            "best",
-            "ConvergeFlow has a lower Gen. PPL than the other continuous systems",
-            "Table 1",
-            _best,
-            scales=LANGUAGE_SCALES,
-        ),
-        Claim(
-            "ratio",
-            "its Gen. PPL at the data's entropy is 0.55 of the best other diffusion system's, or less",
-            "Table 1",
-            partial(_against, to="", bound=0.55),
-            scales=LANGUAGE_SCALES,
-        ),
-        Claim(
-            "ar",
-            "and 0.92 of the autoregressive model's, or less (the paper's AR is at a higher entropy, 5.58)",
-            "Table 1",
-            partial(_against, to="ar", bound=0.92),
-            scales=LANGUAGE_SCALES,
-        ),
-    ),
-    cost={"test": Cost(3, 2), "embedded": Cost(8, 120), "paper": Cost(20, 20 * 1800)},
-    measure=measure,
-    draw_figures=draw,
-    tabulate=tabulate,
-)

@@ -8,11 +8,13 @@ counterexample of Proposition 2 on the same grid shows what failing looks like.
 
 from __future__ import annotations
 
+import itertools
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import chi
 from torch import Tensor
 
@@ -20,14 +22,13 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
-from convergeflow.sampling.driver import integrate
+from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
 from convergeflow.studies.reproduce import plotting, toys
-from convergeflow.studies.reproduce.registry import Claim, Cost, Experiment, Result
-from convergeflow.studies.reproduce.scale import Scale
+from convergeflow.studies.reproduce.bench import Bench
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict, below, decide, equal, exactly, measured
-from convergeflow.studies.reproduce.workspace import Workspace
 
 VOCABULARY, WIDTH = 8, 8
 RADIUS = 0.5
@@ -87,58 +88,45 @@ def _run(name: str, grid_name: str, num_steps: int, trajectories: int) -> dict[s
     }
 
 
-def measure(workspace: Workspace, scale: Scale) -> Result:
-    records = []
-    for grid_name in GRIDS:
-        for name in TOYS:
-            for num_steps in scale.toy_steps:
-                key = {
-                    "toy": name,
-                    "grid": grid_name,
-                    "steps": num_steps,
-                    "trajectories": scale.toy_trajectories,
-                    "vocabulary": VOCABULARY,
-                    "width": WIDTH,
-                }
-                records.append(
-                    workspace.point(
-                        "theorem1",
-                        key,
-                        lambda name=name, grid_name=grid_name, num_steps=num_steps: _run(  # type: ignore[misc]
-                            name, grid_name, num_steps, scale.toy_trajectories
-                        ),
-                        label=f"flow of '{name}', {num_steps} steps, delta {grid_name}",
-                    )
-                )
-    return Result("theorem1", scale.name, records)
+def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    scale = bench.scale
+    size = {"trajectories": scale.toy_trajectories, "vocabulary": VOCABULARY, "width": WIDTH}
+    records = [
+        bench.workspace.point(
+            "theorem1",
+            {"toy": name, "grid": grid, "steps": num_steps, **size},
+            partial(_run, name, grid, num_steps, scale.toy_trajectories),
+            label=f"flow of '{name}', {num_steps} steps, delta {grid}",
+        )
+        for grid, name, num_steps in itertools.product(GRIDS, TOYS, scale.toy_steps)
+    ]
+    return records, {}
 
 
-def _series(result: Result, toy: str, grid: str) -> list[dict[str, Any]]:
+def _series(result: ExperimentResult, toy: str, grid: str) -> list[dict[str, Any]]:
     chosen = [record for record in result.records if record["key"]["toy"] == toy and record["key"]["grid"] == grid]
     return sorted(chosen, key=lambda record: record["key"]["steps"])
 
 
-def _converges(toy: str) -> Any:
-    def judge(result: Result) -> Judgement:
-        found = []
-        for grid in GRIDS:
-            series = [record["values"] for record in _series(result, toy, grid)]
-            first, last = series[0], series[-1]
-            arrives = last["outside"] <= 0.02 if grid == "fixed" else last["outside"] < first["outside"]
-            falls = last["distance_99"] < first["distance_99"]
-            found.append((arrives and falls, grid, first, last))
-        evidence = "; ".join(
-            f"{GRIDS[grid]}: share farther than {RADIUS} from every embedding {first['outside']:.3f} -> "
-            f"{last['outside']:.3f}, 99th percentile of the distance {first['distance_99']:.3g} -> "
-            f"{last['distance_99']:.3g} at t_N = {last['last_t']:.4f}"
-            for _, grid, first, last in found
-        )
-        return Judgement(decide(all(ok for ok, *_ in found), resolved=True), evidence)
-
-    return judge
+def converges(result: ExperimentResult, toy: str) -> Judgement:
+    """The flow of a toy arrives at embeddings on both grids."""
+    found = []
+    for grid in GRIDS:
+        series = [record["values"] for record in _series(result, toy, grid)]
+        first, last = series[0], series[-1]
+        arrives = last["outside"] <= 0.02 if grid == "fixed" else last["outside"] < first["outside"]
+        falls = last["distance_99"] < first["distance_99"]
+        found.append((arrives and falls, grid, first, last))
+    evidence = "; ".join(
+        f"{GRIDS[grid]}: share farther than {RADIUS} from every embedding {first['outside']:.3f} -> "
+        f"{last['outside']:.3f}, 99th percentile of the distance {first['distance_99']:.3g} -> "
+        f"{last['distance_99']:.3g} at t_N = {last['last_t']:.4f}"
+        for _, grid, first, last in found
+    )
+    return Judgement(decide(all(ok for ok, *_ in found), resolved=True), evidence)
 
 
-def _rate(result: Result) -> Judgement:
+def rate(result: ExperimentResult) -> Judgement:
     """What is left is sigma times a Gaussian: the normalised distance has the median of a chi variable over sqrt(d)."""
     last = _series(result, "prior", "fixed")[-1]["values"]
     return equal(
@@ -149,7 +137,7 @@ def _rate(result: Result) -> Judgement:
     )
 
 
-def _law(result: Result) -> Judgement:
+def law(result: ExperimentResult) -> Judgement:
     """With the exact prior the tokens that the flow reaches follow that prior."""
     last = _series(result, "prior", "fixed")[-1]["values"]
     return below(
@@ -159,7 +147,7 @@ def _law(result: Result) -> Judgement:
     )
 
 
-def _counterexample_stays(result: Result) -> Judgement:
+def counterexample_stays(result: ExperimentResult) -> Judgement:
     series = [record["values"] for record in _series(result, "unconstrained", "fixed")]
     last = measured(series[-1], "outside")
     ok = last.value - 2 * last.se > 0.5
@@ -170,7 +158,7 @@ def _counterexample_stays(result: Result) -> Judgement:
     )
 
 
-def _condition(result: Result) -> Judgement:
+def condition(result: ExperimentResult) -> Judgement:
     worst = max(record["values"]["ratio"] / record["values"]["delta"] for record in result.records)
     return Judgement(
         Verdict.REPRODUCED if worst < 1.0 else Verdict.NOT_REPRODUCED,
@@ -178,7 +166,7 @@ def _condition(result: Result) -> Judgement:
     )
 
 
-def draw(result: Result, folder: Path) -> list[Path]:
+def draw(result: ExperimentResult) -> Figure:
     figure, axes = plotting.panels(3, width=4.6)
     for (toy, label), colour, marker in zip(TOYS.items(), plotting.COLOURS, "os^D", strict=False):
         for grid, line in (("fixed", "-"), ("shrinking", "--")):
@@ -210,41 +198,4 @@ def draw(result: Result, folder: Path) -> list[Path]:
     handles, labels = axes[0].get_legend_handles_labels()
     axes[2].axis("off")
     axes[2].legend(handles, labels, loc="center left", fontsize=9.5, title="base weight f / predictor")
-    return plotting.save(figure, folder, "theorem1")
-
-
-def _claim(name: str, statement: str, judge: Any) -> Claim:
-    return Claim(name, statement, "Theorem 1", judge)
-
-
-EXPERIMENT = Experiment(
-    name="theorem1",
-    reference="Theorem 1",
-    question="Does the flow end at token embeddings, even when the base weight f is wrong?",
-    claims=(
-        _claim("grid", "the grids satisfy the theorem's condition", _condition),
-        _claim("exact-prior", "x at t_N tends to an embedding: one token with its exact prior", _converges("prior")),
-        _claim("exact-context", "the same for two dependent tokens with their exact context", _converges("context")),
-        _claim(
-            "wrong-f",
-            "the same for a wrong but Lipschitz f: errors of the predictor do not matter",
-            _converges("wrong"),
-        ),
-        Claim(
-            "rate",
-            "the normalised distance to the nearest embedding tends to that of noise, about one",
-            "Theorem 1, Figure 2a",
-            _rate,
-        ),
-        _claim("law", "with the exact prior, tokens are reached with their prior probabilities", _law),
-        Claim(
-            "contrast",
-            "an unconstrained predictor on the same grid does not arrive",
-            "Theorem 1 against Proposition 2",
-            _counterexample_stays,
-        ),
-    ),
-    cost={"test": Cost(24, 6), "embedded": Cost(40, 240), "paper": Cost(56, 3600)},
-    measure=measure,
-    draw_figures=draw,
-)
+    return figure

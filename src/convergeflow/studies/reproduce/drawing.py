@@ -1,0 +1,168 @@
+"""The figures that descriptions of experiments name, and what figures of the modules share.
+
+A description gives the name of a function here and its arguments. Every function draws from a result alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from convergeflow.studies.reproduce import paper, plotting
+from convergeflow.studies.reproduce.kinds import criterion_name
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
+from convergeflow.studies.reproduce.trade_off import points_of
+
+ENTROPY = "unigram entropy (nats)"
+
+
+def draw(description: Mapping[str, Any], result: ExperimentResult) -> Figure:
+    """The figure of a description: `{name of a function: its arguments}`."""
+    ((name, arguments),) = description.items()
+    figure: Figure = globals()[name](result, **(arguments or {}))
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------- shared
+
+
+def series(
+    axes: Axes, records: Sequence[Record], x: str, number: str, *, shift: float = 0, factor: float = 1, **look: Any
+) -> None:
+    """A number over a field of the records, with bars of one standard error."""
+    axes.errorbar(
+        [record[x] - shift for record in records],
+        [factor * record["values"][number] for record in records],
+        yerr=[factor * record["values"][f"{number}_se"] for record in records],
+        capsize=2,
+        **look,
+    )
+
+
+def curve(axes: Axes, records: Sequence[Record], source: str = "values", **look: Any) -> None:
+    """Gen. PPL over entropy in the order of the control, with bars for this run's points."""
+    errors = None
+    if source == "values":
+        errors = [(r["values"]["entropy_se"] or 0.0, r["values"]["gen_ppl_se"] or 0.0) for r in records]
+    points = [(entropy, gen_ppl) for gen_ppl, entropy in points_of(records, source)]
+    plotting.trade_off(axes, points, errors=errors, **look)
+
+
+def logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
+    plotting.plain_logarithm(axes)
+
+
+def mark_real(axes: Axes, real: dict[str, Any], around: Sequence[float]) -> None:
+    """A star for real text; where it is far below everything else a note, so that the curves keep the panel."""
+    if around and min(around) > 20 * real["gen_ppl"]:
+        axes.plot([], [], " ", label=f"real text: {real['gen_ppl']:.3g}, below")
+    else:
+        axes.plot([real["entropy"]], [real["gen_ppl"]], "k*", markersize=10, label="real text")
+
+
+# -------------------------------------------------------------------------------------------- named by descriptions
+
+
+def frontiers_beside_the_paper(result: ExperimentResult, panels: Sequence[Mapping[str, Any]]) -> Figure:
+    """For each panel (title, curves) that has a curve a row of two: the paper's points and this run's."""
+    shown = [(panel["title"], result.curves(panel["curves"])) for panel in panels]
+    shown = [(title, names) for title, names in shown if names]
+    figure, axes = plotting.panels(2 * len(shown), columns=2, width=5.0, height=3.6)
+    real = result.values["real"]
+    for index, (title, names) in enumerate(shown):
+        theirs, ours = axes[2 * index], axes[2 * index + 1]
+        for number, name in enumerate(names):
+            look = {
+                "label": name,
+                "colour": plotting.COLOURS[number % len(plotting.COLOURS)],
+                "marker": "os^Dvp*h"[number % 8],
+                "line": "-" if number % 2 == 0 or len(names) > 4 else "--",
+            }
+            curve(theirs, result.curve(name), "paper", **look)
+            curve(ours, result.curve(name), **look)
+        theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
+        ours.axvline(real["entropy"], color="grey", linestyle=":", linewidth=1.2)
+        mark_real(ours, real, [point[0] for name in names for point in points_of(result.curve(name))])
+        scorer = "exact law" if result.scale != "paper" else "GPT-2 Large"
+        logarithmic(ours)
+        logarithmic(theirs)
+        plotting.label_axes(theirs, ENTROPY, "Gen. PPL (GPT-2 Large)", f"Paper: {title}")
+        plotting.label_axes(ours, ENTROPY, f"Gen. PPL ({scorer})", f"This run ({result.scale}): {title}")
+        theirs.legend(loc="best")
+        ours.legend(loc="best")
+    return figure
+
+
+def frontiers(result: ExperimentResult, panels: Mapping[str, Sequence[str]]) -> Figure:
+    """This run's curves alone, a panel per title; a curve is called by its name up to the comma."""
+    figure, axes = plotting.panels(len(panels), width=5.0)
+    for panel, (title, patterns) in zip(axes, panels.items(), strict=True):
+        for name, colour, marker in zip(result.curves(list(patterns)), plotting.COLOURS, "os^D", strict=False):
+            curve(panel, result.curve(name), label=name.split(",")[0], colour=colour, marker=marker)
+        panel.axvline(result.values["real"]["entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
+        logarithmic(panel)
+        plotting.label_axes(panel, ENTROPY, "Gen. PPL", f"{title} ({result.scale})")
+        panel.legend(loc="best")
+    return figure
+
+
+def over_steps(result: ExperimentResult, labels: Mapping[str, str], x: str, title: str) -> Figure:
+    """Gen. PPL and entropy of each curve over the number of steps."""
+    figure, axes = plotting.panels(2, width=5.0)
+    real = result.values["real"]
+    for panel, number, unit in zip(axes, ("gen_ppl", "entropy"), ("Gen. PPL", ENTROPY), strict=True):
+        for (name, label), colour, marker in zip(labels.items(), plotting.COLOURS, "os^", strict=False):
+            series(panel, result.curve(name), "steps", number, marker=marker, color=colour, label=label)
+        if number == "entropy" or min(r["values"]["gen_ppl"] for r in result.records) < 20 * real["gen_ppl"]:
+            panel.axhline(real[number], color="grey", linestyle=":", label="real text")
+        plotting.count_axis(panel, sorted({record["steps"] for record in result.records}))
+        plotting.label_axes(panel, x, unit, f"{unit.split(' (')[0]} {title} ({result.scale})")
+    logarithmic(axes[0])
+    axes[0].legend(loc="best")
+    return figure
+
+
+def token_rules(result: ExperimentResult, rules: Sequence[str]) -> Figure:
+    """The same samples by each rule, and the agreement of the rules over the number of steps."""
+    figure, axes = plotting.panels(2, width=5.2)
+    agreement, said = result.curve("agreement"), paper.statements()
+    for rule, colour, marker in zip(rules, plotting.COLOURS, "os^", strict=False):
+        line = "-" if rule == "weight" else "--"
+        curve(axes[0], result.curve(f"{rule}, NFE 64"), label=rule, colour=colour, marker=marker, line=line)
+        if rule != "weight":
+            look: dict[str, Any] = {"marker": marker, "color": colour, "label": f"weight = {rule}"}
+            series(axes[1], agreement, "steps", rule, factor=100, **look)
+    title = f"This run ({result.scale}): three rules, same samples, NFE 64"
+    plotting.label_axes(axes[0], ENTROPY, "Gen. PPL", title)
+    axes[0].legend(title="token rule")
+    ends = [100 * said["agreement_low"], 100 * said["agreement_high"]]
+    axes[1].plot(said["agreement_steps"], ends, "k*:", markersize=9, label="paper (its two ends)")
+    plotting.count_axis(axes[1], sorted({*(record["steps"] for record in agreement), *said["agreement_steps"]}))
+    plotting.label_axes(axes[1], "steps N", "positions that agree (%)", "Agreement of the token rules")
+    axes[1].legend(loc="best")
+    return figure
+
+
+def freezing(result: ExperimentResult, saved: float, changed: float) -> Figure:
+    """Bars of what each criterion saves and changes, beside the two targets."""
+    names = list(dict.fromkeys(criterion_name(record) for record in result.records))
+    figure, axes = plotting.panels(2, width=5.2)
+    for offset, sampler, colour in zip((-0.27, 0.0, 0.27), result.curves(), plotting.COLOURS, strict=False):
+        found = {criterion_name(record): record["values"] for record in result.curve(sampler)}
+        places = [names.index(name) + offset for name in found]
+        axes[0].barh(places, [100 * v["saved"] for v in found.values()], 0.25, color=colour, label=sampler)
+        axes[1].barh(places, [1e4 * v["changed"] for v in found.values()], 0.25, color=colour, label=sampler)
+    targets = (100 * saved, 1e4 * changed)
+    for axis, target, what in zip(
+        axes, targets, ("network calls saved (%)", "tokens changed (per 10,000)"), strict=True
+    ):
+        axis.axvline(target, color="grey", linestyle=":", linewidth=1)
+        axis.set_yticks(range(len(names)), names)
+        axis.invert_yaxis()
+        plotting.label_axes(axis, what, "", f"Freezing ({result.scale}); dotted: target")
+    axes[0].legend(loc="best")
+    return figure

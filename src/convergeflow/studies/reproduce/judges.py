@@ -1,0 +1,274 @@
+"""The judges that descriptions of experiments name: each reads a result and comes to a verdict on one claim.
+
+The arguments of a judge stand in the description, with the curves it compares and the words of its evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convergeflow.evaluation.estimate import Estimate
+from convergeflow.sampling.settings import Freeze
+from convergeflow.studies.reproduce import paper as published
+from convergeflow.studies.reproduce import trade_off
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
+from convergeflow.studies.reproduce.verdict import (
+    Judgement,
+    at_least,
+    at_most,
+    below,
+    decide,
+    equal,
+    every,
+    exactly,
+    lower,
+    measured,
+    not_testable,
+    relative_resolution,
+    show,
+)
+
+Pair = tuple[str, str]
+"""Two curves by name; the claim is about the first."""
+
+# --------------------------------------------------------------------------- curves of Gen. PPL against entropy
+
+
+def lowers(result: ExperimentResult, curves: list[str], what: str) -> Judgement:
+    """The strongest setting of each curve has a lower Gen. PPL and entropy than its weakest."""
+    names = result.curves(curves)
+    return every([_lowers(result, name, number) for name in names for number in ("gen_ppl", "entropy")], what=what)
+
+
+def _lowers(result: ExperimentResult, curve: str, number: str) -> Judgement:
+    records = result.curve(curve)
+    first, last = records[0], records[-1]
+    said = f"{first['paper'][number]:.4g} -> {last['paper'][number]:.4g}"
+    if number == "entropy":
+        left, right = measured(last["values"], number), measured(first["values"], number)
+        return lower(left, right, what=f"entropy of '{curve}' in nats, strongest against weakest setting", paper=said)
+    what = f"Gen. PPL of '{curve}', strongest against weakest setting"
+    return trade_off.gen_ppl_below(last, first, what=what, paper=said)
+
+
+def lies_below(result: ExperimentResult, pairs: Sequence[Pair], what: str = "") -> Judgement:
+    """The first curve of each pair has the lower Gen. PPL at equal entropy; `what` is needed for several pairs."""
+    return _of_pairs(result, pairs, what, None)
+
+
+def same_frontier(result: ExperimentResult, pairs: Sequence[Pair], what: str, tolerance: float) -> Judgement:
+    """The two curves of each pair are one within the tolerance."""
+    return _of_pairs(result, pairs, what, tolerance)
+
+
+def _of_pairs(result: ExperimentResult, pairs: Sequence[Pair], what: str, tolerance: float | None) -> Judgement:
+    found = []
+    for left, right in _measured_pairs(result, pairs):
+        records = result.curve(left), result.curve(right)
+        ratio, how = trade_off.frontier_ratio(*records)
+        theirs = trade_off.ratio_at_equal_entropy(*records, source="paper")
+        said = "" if theirs is None else f"the paper's points: ratio {theirs.value:.3f}"
+        evidence = f"Gen. PPL of '{left}' over '{right}' {how}"
+        if ratio is None:
+            found.append(not_testable(f"'{left}' and '{right}' share no range of entropy in this run", said))
+        elif tolerance is None:
+            found.append(below(ratio, exactly(1.0), what=evidence, paper=said))
+        else:
+            found.append(equal(ratio, exactly(1.0), tolerance=tolerance, what=evidence, paper=said))
+    return every(found, what=what) if what else found[0]
+
+
+def _measured_pairs(result: ExperimentResult, pairs: Sequence[Pair]) -> list[Pair]:
+    names = result.curves()
+    return [(left, right) for left, right in pairs if left in names and right in names]
+
+
+def not_outward(result: ExperimentResult, pairs: Mapping[str, Pair], what: str) -> Judgement:
+    """The first curve of each pair (by a name for the evidence) does not lie below the second."""
+    found = []
+    for name, pair in pairs.items():
+        if not _measured_pairs(result, [pair]):
+            continue
+        ratio, how = trade_off.frontier_ratio(result.curve(pair[0]), result.curve(pair[1]))
+        if ratio is None:
+            found.append(not_testable(f"the curves with {name} share no range of entropy in this run"))
+            continue
+        resolution = relative_resolution(ratio, exactly(1.0))
+        outward = ratio.value < 1.0 - resolution
+        evidence = f"Gen. PPL with over without w_ug {how}, {name}: {show(ratio)}"
+        # A run that cannot see a shift of a tenth cannot say that there is none.
+        found.append(Judgement(decide(not outward, resolved=outward or resolution <= 0.1), evidence))
+    return every(found, what=what)
+
+
+def narrower_range(result: ExperimentResult, curves: list[str], narrow: str, broad: str, what: str) -> Judgement:
+    """Of the curves, `narrow` covers a smaller range of entropy than `broad`."""
+    ranges = {name: trade_off.entropy_range(result.curve(name)) for name in curves}
+    theirs = {name: trade_off.entropy_range(result.curve(name), "paper") for name in curves}
+    shown, said = (
+        ", ".join(f"{name.split()[0]} {value:.4f}" for name, value in each.items()) for each in (ranges, theirs)
+    )
+    errors = [record["values"]["entropy_se"] for record in result.curve(narrow)]
+    resolved = abs(ranges[broad] - ranges[narrow]) > 2 * max(errors)
+    return Judgement(decide(ranges[narrow] < ranges[broad], resolved=resolved), f"{what}: {shown} nats", said)
+
+
+def extreme(result: ExperimentResult, curves: list[str], first: str, number: str, end: str, what: str) -> Judgement:
+    """Of the curves, `first` reaches the `lowest` or `highest` value of a number."""
+    choose, sign = (min, 1) if end == "lowest" else (max, -1)
+    found, theirs = {}, {}
+    for name in result.curves(curves):
+        records = result.curve(name)
+        best = choose(records, key=lambda record: float(record["values"][number]))["values"]
+        found[name] = (best[number], best[f"{number}_se"])
+        theirs[name] = choose(record["paper"][number] for record in records)
+    rival = choose(value for name, value in found.items() if name != first)
+    gap = (rival[0] - found[first][0]) * sign
+    noise = max(2 * math.hypot(found[first][1], rival[1]), 0.02 * abs(rival[0]) if number == "gen_ppl" else 0.0)
+    shown = ", ".join(f"{name.split(',')[0]} {value:.4g} ± {error:.2g}" for name, (value, error) in found.items())
+    said = ", ".join(f"{name.split(',')[0]} {value:.4g}" for name, value in theirs.items())
+    return Judgement(decide(gap > 0, resolved=abs(gap) > noise), f"{what}: {shown}", said)
+
+
+def numbers(result: ExperimentResult) -> Judgement:
+    """Every point equals the paper's: only the paper's own scale can say."""
+    found = [
+        equal(
+            measured(record["values"], number),
+            exactly(record["paper"][number]),
+            what=f"{number} at {record['paper']['label']}",
+        )
+        for record in result.records
+        for number in ("gen_ppl", "entropy")
+    ]
+    return every(found, what="points within 2 % of the paper's")
+
+
+def beats_euler(result: ExperimentResult, solver: str, nfe: int) -> Judgement:
+    """A solver has a lower Gen. PPL than Euler at the same NFE and equal entropy."""
+    ours, euler = result.curve(f"{solver}, NFE {nfe}"), result.curve(f"euler, NFE {nfe}")
+    # Where the solvers' entropies agree at each w_scg, equal w_scg is equal entropy, and every strength has its say.
+    matched = all(trade_off.same_entropy(pair) for pair in zip(ours, euler, strict=True))
+    ratio = (trade_off.paired_ratio(ours, euler) if matched else None) or trade_off.ratio_at_equal_entropy(ours, euler)
+    if ratio is None:
+        return not_testable(f"{solver} and euler share no range of entropy at NFE {nfe} in this run")
+    return below(ratio, exactly(1.0), what=f"Gen. PPL of {solver} over euler at NFE {nfe} and equal entropy")
+
+
+# ------------------------------------------------------------------------------------------------ single points
+
+
+def point_below(result: ExperimentResult, left: Pair, right: Pair, what: str, paper: str) -> Judgement:
+    """One point, given as (curve, place), has a lower Gen. PPL than another."""
+    return trade_off.gen_ppl_below(_at(result, *left), _at(result, *right), what=what, paper=paper)
+
+
+def point_equal(
+    result: ExperimentResult, left: Pair, right: Pair, tolerance: float, what: str, paper: str
+) -> Judgement:
+    """Two points, given as (curve, place), have one Gen. PPL within the tolerance."""
+    values = [measured(_at(result, *place)["values"], "gen_ppl") for place in (left, right)]
+    return equal(*values, tolerance=tolerance, what=what, paper=paper)
+
+
+def _at(result: ExperimentResult, curve: str, place: str) -> Record:
+    """The `first` or `last` point of a curve, or the one at `half` of the steps."""
+    records = result.curve(curve)
+    if place == "half":
+        return next(record for record in records if record["step"] == result.values["half"])
+    return records[0 if place == "first" else -1]
+
+
+def points_below(result: ExperimentResult, left: str, right: str, each: str, what: str, paper: str) -> Judgement:
+    """Every point of a curve has a lower Gen. PPL than the other curve's point; `each` names them in the evidence."""
+    pairs = zip(result.curve(left), result.curve(right), strict=True)
+    return every([trade_off.gen_ppl_below(a, b, what=each.format(**a)) for a, b in pairs], what=what, paper=paper)
+
+
+def varies_less(result: ExperimentResult, left: str, right: str, number: str, what: str, paper: str) -> Judgement:
+    """The range of a number along one curve is smaller than along another; Gen. PPL by its logarithm."""
+    spread = _log_range if number == "gen_ppl" else _range
+    ranges = [spread([record["values"] for record in result.curve(name)], number) for name in (left, right)]
+    return lower(*ranges, what=what, paper=paper)
+
+
+def _log_range(series: list[dict[str, Any]], number: str) -> Estimate:
+    """0.1 is a change of about 10 %."""
+    ends = [choose(series, key=lambda values: float(values[number])) for choose in (max, min)]
+    error = math.hypot(*(values[f"{number}_se"] / values[number] for values in ends))
+    return Estimate(math.log(ends[0][number] / ends[1][number]), error, len(series))
+
+
+def _range(series: list[dict[str, Any]], number: str) -> Estimate:
+    values = [each[number] for each in series]
+    error = math.hypot(*(each[f"{number}_se"] for each in series[:2]))
+    return Estimate(max(values) - min(values), error, len(series))
+
+
+def table_collapses(result: ExperimentResult, curve: str, paper: str) -> Judgement:
+    """The effective rank of the token table falls to less than half along a curve."""
+    first, last = (_at(result, curve, place)["values"] for place in ("first", "last"))
+    return Judgement(
+        decide(last["effective_rank"] < 0.5 * first["effective_rank"], resolved=True),
+        f"effective rank {first['effective_rank']:.1f} -> {last['effective_rank']:.1f}, largest cosine of two tokens "
+        f"{first['largest_cosine']:.3f} -> {last['largest_cosine']:.4f}",
+        paper,
+    )
+
+
+# -------------------------------------------------------------------------------------- token rules and freezing
+
+
+def rules_overlap(result: ExperimentResult, rule: str) -> Judgement:
+    """Reading the same samples by another rule changes Gen. PPL by at most 5 %."""
+    # The same samples are read twice: their own noise cancels, so the difference itself is what counts.
+    found = []
+    for a, b in zip(result.curve(f"{rule}, NFE 64"), result.curve("weight, NFE 64"), strict=True):
+        apart = a["values"]["gen_ppl"] / b["values"]["gen_ppl"] - 1
+        shown = [show(measured(record["values"], "gen_ppl")) for record in (a, b)]
+        evidence = f"by {rule} {shown[0]}, by weight {shown[1]} at w_scg = {a['scg']:g} ({apart:+.1%})"
+        found.append(Judgement(decide(abs(apart) <= 0.05, resolved=True), evidence))
+    return every(found, what="Gen. PPL of the two rules within 5 % on the same samples")
+
+
+def rules_agree(result: ExperimentResult, rule: str) -> Judgement:
+    """The rules agree at about as many positions as in the paper."""
+    said = published.statements()
+    series = result.curve("agreement")
+    shown = ", ".join(f"N = {r['steps']}: {r['values'][rule]:.2%}" for r in series)
+    return Judgement(
+        decide(min(r["values"][rule] for r in series) >= said["agreement_low"] - 0.02, resolved=True),
+        f"weight and {rule} rules agree: {shown}",
+        f"{said['agreement_low']:.2%} to {said['agreement_high']:.2%} for N = 32 to 512",
+    )
+
+
+def agreement_grows(result: ExperimentResult, rule: str) -> Judgement:
+    """The rules agree more often at the largest number of steps than at the smallest."""
+    series = result.curve("agreement")
+    first, last = measured(series[0]["values"], rule), measured(series[-1]["values"], rule)
+    gap = last.value - first.value
+    noise = 2 * math.hypot(first.se, last.se)
+    both = min(first.value, last.value) >= 0.999
+    shown = [f"{each.value:.2%} ± {each.se:.2%}" for each in (first, last)]
+    return Judgement(
+        decide(gap > 0, resolved=abs(gap) > noise) if not both else decide(True, resolved=gap >= 0),
+        f"agreement of weight and {rule} from {shown[0]} at N = {series[0]['steps']} "
+        f"to {shown[1]} at N = {series[-1]['steps']}",
+        "rises with N",
+    )
+
+
+def freezing_saves(result: ExperimentResult, sampler: str, share: float) -> Judgement:
+    """Freezing by its default criterion saves at least this share of the calls."""
+    saved = result.values_of(curve=sampler, change=Freeze().change)["saved"]
+    return at_least(saved, share, what=f"share of calls saved ({sampler}, default criterion)")
+
+
+def freezing_keeps(result: ExperimentResult, sampler: str, share: float) -> Judgement:
+    """Freezing by its default criterion changes at most this share of the tokens."""
+    values = result.values_of(curve=sampler, change=Freeze().change)
+    what = f"share of {values['positions']} tokens changed ({sampler}, default criterion)"
+    return at_most(values["changed"], share, what=what)

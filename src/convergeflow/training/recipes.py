@@ -1,0 +1,82 @@
+"""Recipes: YAML files with the values of a training run, and `key.sub=value` changes to them.
+
+Here values are plain; `config.py` checks them. Naming and reading recipes loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from convergeflow.errors import UserError, unknown_name
+
+
+def recipes() -> list[str]:
+    """Names of the recipes in the package."""
+    folder = resources.files("convergeflow") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The raw values of a recipe by name, or of the user's own YAML file."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"no configuration file {name!r}")
+        text = path.read_text(encoding="utf-8")
+    elif name in recipes():
+        text = (resources.files("convergeflow") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise unknown_name("recipe", name, recipes())
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{name} does not hold keys and values")
+    return values
+
+
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """`stages.0.lr=1e-3` -> (("stages", "0", "lr"), value); the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{text!r} is not key=value (example: stages.0.steps=100)")
+    try:
+        return tuple(key.strip().split(".")), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"the value of {key.strip()} is not readable: {value!r}") from None
+
+
+def put(values: Any, path: Sequence[str], value: Any, done: tuple[str, ...] = ()) -> None:
+    """Write `value` at `path` inside nested dicts and lists; a list entry goes by index or by its `name`."""
+    where = ".".join((*done, path[0]))
+    if isinstance(values, list):
+        named = [str(entry.get("name")) if isinstance(entry, dict) else "" for entry in values]
+        index = named.index(path[0]) if path[0] in named else int(path[0]) if path[0].isdigit() else -1
+        if not 0 <= index < len(values):
+            known = ", ".join(f"{number} ({name})" for number, name in enumerate(named))
+            raise UserError(f"{where}: no such entry in {'.'.join(done)} (known: {known})")
+        if len(path) == 1:
+            values[index] = value
+        else:
+            put(values[index], path[1:], value, (*done, path[0]))
+    elif len(path) == 1:
+        values[path[0]] = value
+    else:
+        inner = values.setdefault(path[0], {})
+        if not isinstance(inner, dict | list):
+            raise UserError(f"{where} is a single value and has no key {path[1]!r}")
+        put(inner, path[1:], value, (*done, path[0]))
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Plain values with `key.sub=value` overrides written into them."""
+    for text in overrides:
+        path, value = parse_override(text)
+        put(values, path, value)
+    return values
