@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## generate text from the checkpoint that ships with the package, and show it converging
-	$(BIN)/convergeflow generate --preset sharp --num 4 --trace out/demo
+	$(BIN)/convergeflow generate --preset sharp --num 4 --nfe 128 --grid closing --trace out/demo
 	$(BIN)/convergeflow evaluate stories-small --preset sharp --num 32
 	@echo "the flow converging, as a picture: out/demo/trace.png"
 

@@ -1,13 +1,186 @@
 """Continuous flow language models whose samples converge to token embeddings.
 
-Importing the package is cheap: the heavy rooms are loaded when they are first used.
+    import convergeflow as cf
+
+    model = cf.load("stories-small")
+    samples = model.generate(num=4, seed=0, settings=cf.preset("sharp", model))
+
+`docs/api.md` explains every name below. Importing the package is cheap: what needs torch is loaded at its first use.
+`paper.py` is the method on one page.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("convergeflow")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0.0.0+source"
+from convergeflow.errors import ConvergeFlowError, UserError
+
+if TYPE_CHECKING:
+    from convergeflow.data.tokenizer import Tokenizer
+    from convergeflow.flow.guidance import Controls
+    from convergeflow.flow.schedule import Cosine, Gumbel, Linear, Schedule
+    from convergeflow.sampling.cohort import Step
+    from convergeflow.sampling.observation import Trace
+    from convergeflow.sampling.settings import Freeze, Settings
+    from convergeflow.systems.protocol import LanguageModel, Samples
+
+    __version__: str
+
+__all__ = [
+    "Controls",
+    "ConvergeFlowError",
+    "Cosine",
+    "Freeze",
+    "Gumbel",
+    "LanguageModel",
+    "Linear",
+    "Samples",
+    "Schedule",
+    "Settings",
+    "Step",
+    "Trace",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "load",
+    "preset",
+    "train",
+]
+
+_HOMES = {
+    "Controls": "flow.guidance",
+    "Cosine": "flow.schedule",
+    "Freeze": "sampling.settings",
+    "Gumbel": "flow.schedule",
+    "LanguageModel": "systems.protocol",
+    "Linear": "flow.schedule",
+    "Samples": "systems.protocol",
+    "Schedule": "flow.schedule",
+    "Settings": "sampling.settings",
+    "Step": "sampling.cohort",
+    "Trace": "sampling.observation",
+}
+"""Where the classes live, which are imported when they are first named."""
+
+
+def load(model: str | Path = "stories-small", *, average: bool = True, device: str = "auto") -> LanguageModel:
+    """A model that is ready to generate: a shipped one by name, a checkpoint folder, or a training run.
+
+    `average` takes the averaged weights if the folder has them. `device` is auto, cpu, cuda or mps.
+    """
+    from convergeflow.zoo import load_model
+
+    return load_model(model, average=average, device=device)
+
+
+def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = None) -> Settings:
+    """Named sampling settings. With a `model` they are rescaled to its noise schedule, as `generate --preset` does.
+
+    Without one they are the paper's own numbers. `nfe` changes the number of network calls.
+    """
+    from convergeflow.sampling.settings import PAPER_SCHEDULE, preset_for
+
+    if model is None:
+        return preset_for(name, PAPER_SCHEDULE, nfe=nfe)
+    flow = model.as_flow()
+    if flow is None:
+        raise UserError(f"presets are settings of flows; {model.method} has controls of its own")
+    return preset_for(name, flow.schedule, nfe=nfe)
+
+
+def train(
+    recipe: str | Path, *, out: str | Path, resume: bool = False, init_from: str | Path | None = None, **overrides: Any
+) -> LanguageModel:
+    """Train a recipe (a name or a YAML file) into the folder `out`, and return the model with averaged weights.
+
+    Overrides are the keys of the recipe: batch=32, model={"depth": 2}, stages={"ce": {"steps": 500}}. Ctrl-C saves a
+    checkpoint and stops the run; with `resume` the same call goes on from it bit for bit.
+    """
+    import yaml
+
+    from convergeflow.training import config as configuration
+
+    changes = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in _leaves(overrides)]
+    config = configuration.resolve(str(recipe), changes)
+
+    from convergeflow.training import run
+
+    out = Path(out)
+    config = run.saved_config(out, wanted=config) if resume else config
+    outcome = run.train(config, out, resume=resume, init_from=None if init_from is None else Path(init_from))
+    if not outcome.finished:
+        raise ConvergeFlowError(f"the run stopped at step {outcome.step}: call train again with `resume` to go on")
+    return load(out, device=config.device)
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def evaluate(
+    model: str | Path | LanguageModel | Samples,
+    *,
+    num: int = 128,
+    seed: int = 0,
+    scorer: str | None = None,
+    protocol: str = "ours-1",
+    corpus: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    **sampling: Any,
+) -> dict[str, Any]:
+    """The record of a model's samples: Gen. PPL, entropy and more, with standard errors and real text beside them.
+
+    A model draws `num` samples from `seed` on; `sampling` are further keywords of its `generate`. Samples are scored as
+    they are; give them the model's `tokenizer`. Without a `scorer` the exact law judges stories, and smollm2 the rest.
+    """
+    from convergeflow.evaluation.assess import SampleSet, assessor_for
+    from convergeflow.evaluation.protocol import protocols_named
+    from convergeflow.evaluation.reference import find_reference
+    from convergeflow.results.draw import origin
+    from convergeflow.results.record import make
+    from convergeflow.systems.protocol import Samples
+
+    chosen = protocols_named(protocol)
+    if len(chosen) > 1:
+        raise UserError(f"one record has one protocol: call evaluate for each of {protocol}")
+    if isinstance(model, Samples):
+        drawn = SampleSet.of(model, {}, tokenizer)
+    else:
+        loaded = load(model) if isinstance(model, str | Path) else model
+        about = origin(model, loaded) if isinstance(model, str | Path) else {"method": loaded.method}
+        drawn = SampleSet.of(loaded.generate(num, seed=seed, **sampling), about, loaded.tokenizer)
+    reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], lambda message: None)
+    return make(assessor_for(reference, scorer or "").assess(drawn, chosen[0]))
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A public class at its first use; it is an ordinary attribute afterwards."""
+        if name == "__version__":
+            value = _version()
+        elif name in _HOMES:
+            value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("convergeflow")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0.0.0+source"

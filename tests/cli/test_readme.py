@@ -6,6 +6,8 @@ are looked up in that command's help, so that a renamed option cannot survive in
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import shlex
@@ -13,9 +15,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import convergeflow
 from convergeflow.cli import main as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +73,68 @@ def test_notation_names_are_in_their_files() -> None:
             for part in name.split("."):
                 assert re.search(rf"\b{part}\b", code), f"{name} is not in {cells[3]}"
     assert rows > 30
+
+
+def test_every_equation_has_a_place_and_its_names_are_there() -> None:
+    """Sections 2 and 3 have Eqs. 1 to 32; `name` in `file` is looked up in the file, the page's names in paper.py."""
+    page = (SOURCE / "paper.py").read_text(encoding="utf-8")
+    found: list[int] = []
+    for line in (ROOT / "docs" / "notation.md").read_text(encoding="utf-8").splitlines():
+        row = re.fullmatch(r"\| ([\d, ]+) \| (.+) \| (.+) \| (.+) \|", line)
+        if row is None:
+            continue
+        found += [int(number) for number in row[1].split(",")]
+        for name in re.findall(r"`(\w+)`", row[3]):
+            assert re.search(rf"^def {name}\b", page, re.MULTILINE), f"Eqs. {row[1]}: {name} is not in paper.py"
+        places = re.findall(r"`([\w.]+)` in `([\w/.]+)`", row[4])
+        assert places or row[4].startswith("-"), line
+        for name, file in places:
+            code = (SOURCE / file).read_text(encoding="utf-8")
+            for part in name.split("."):
+                defined = rf"^\s*(class|def) {part}\b|^\s*{part}\b\s*[:=]"
+                assert re.search(defined, code, re.MULTILINE), f"Eqs. {row[1]}: {name} is not defined in {file}"
+    assert sorted(found) == list(range(1, 33))
+
+
+def test_the_reading_order_has_all_rooms_with_their_size() -> None:
+    """A size may be a tenth off, so that the page need not change with every line."""
+    text = (ROOT / "docs" / "reading-order.md").read_text(encoding="utf-8")
+    said = {
+        name.strip("`/"): int(lines) for name, lines in re.findall(r"^\| (\S+|single files) \| (\d+) \|", text, re.M)
+    }
+    real: dict[str, int] = {}
+    for file in SOURCE.rglob("*.py"):
+        room = file.relative_to(SOURCE).parts[0]
+        room = room if room in ("paper.py", "__init__.py") or not room.endswith(".py") else "single files"
+        real[room] = real.get(room, 0) + len(file.read_text(encoding="utf-8").splitlines())
+    assert said.keys() == real.keys()
+    off = {room: lines for room, lines in real.items() if abs(said[room] - lines) > 0.1 * lines}
+    assert not off, f"docs/reading-order.md: put these numbers in: {off}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_python_in_the_text_imports_what_exists(page: Path) -> None:
+    for language, _, body in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language != "python":
+            continue
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("convergeflow"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cf":
+                assert node.attr in convergeflow.__all__, f"{identify(page)} uses cf.{node.attr}"
+
+
+def test_the_readme_begins_with_the_public_interface() -> None:
+    language, _, body = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    assert language == "python"
+    assert "import convergeflow as cf" in body
+    told: dict[str, Any] = {}
+    exec(compile(body, "README.md", "exec"), told)
+    shown = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))[1][2]
+    assert told["samples"].texts[0].startswith(" ".join(shown.split())), "the text below the block is its output"
 
 
 def test_the_readme_shows_the_two_commands() -> None:

@@ -9,7 +9,7 @@ import pytest
 from convergeflow import zoo
 from convergeflow.errors import UserError
 from convergeflow.training import config as configuration
-from convergeflow.training.config import RunConfig, StageConfig, from_dict, origins, resolve
+from convergeflow.training.config import RunConfig, StageConfig, from_dict, origins, renewed, resolve
 from convergeflow.training.recipes import parse_override, recipes
 
 
@@ -183,5 +183,9 @@ def test_one_recipe_serves_all_methods_and_files_of_older_runs_load() -> None:
     assert "neighbours" not in elf.to_dict()["model"] and elf.to_dict()["model"]["latent"] == 32
     old = json.loads((zoo.locate("stories-small") / "run.json").read_text())
     assert old["model"]["options"] == {} and old["model"]["schedule"]["loc"] is None
+    assert renewed(old)["model"]["schedule"]["loc"] == pytest.approx(4.723 - math.log(6))
+    assert renewed({**old, "model": {**old["model"], "method": "mdlm"}}) == renewed(
+        {**old, "model": {**renewed(old)["model"], "method": "mdlm"}}
+    )
     again = from_dict(old)
     assert again.model.system.neighbours == 3 and from_dict(again.to_dict()) == again  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ WEIGHTS = {"ema": "ema", "raw": "model"}
 def load_published(file: str | Path, *, weights: str = "ema", length: int | None = None) -> ConvergeFlowModel:
     """The model of a published checkpoint; `length` defaults to the block size of the run, else 1024."""
     if weights not in WEIGHTS:
-        raise UserError(f"--weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
+        raise UserError(f"`weights` must be one of {', '.join(WEIGHTS)}, not {weights!r}")
     archive = _open(Path(file).expanduser())
     state = _state(archive, WEIGHTS[weights], file)
     if length is None:
@@ -65,7 +65,7 @@ def _state(archive: Mapping[str, Any], key: str, file: str | Path) -> dict[str, 
     state = archive.get(key)
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         others = [word for word, name in WEIGHTS.items() if name in archive and name != key]
-        hint = f"; try --weights {others[0]}" if others else ""
+        hint = f"; try `weights` {others[0]}" if others else ""
         raise UserError(f'{file} has no weights under "{key}"{hint}')
     return dict(state)
 

@@ -27,7 +27,7 @@ from convergeflow.studies.systems import controls_swept, frontier, run_config, t
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import run
 from convergeflow.training.build import build_model
-from convergeflow.training.config import RunConfig, from_dict
+from convergeflow.training.config import RunConfig, renewed
 from convergeflow.training.estimate import estimate
 
 TRIAL_SAMPLES, TRIAL_CALLS = 4, 4
@@ -158,7 +158,7 @@ class Study:
         results = []
         for nfe in self._budgets(system):
             kept = self.store.read(f"records/{system}-nfe{nfe}.json")
-            if kept is None or _as_read_today(kept["key"]) != as_json(self._key(system)):
+            if kept is None or {**kept["key"], "run": renewed(kept["key"]["run"])} != as_json(self._key(system)):
                 return None
             read = [(label, self.store.read(file), file) for label, file in kept["points"]]
             points = [(label, record, file) for label, record, file in read if record is not None]
@@ -201,15 +201,6 @@ class Study:
             "likelihood": likelihood,
         }
         return self.store.keep(name, key, facts)
-
-
-def _as_read_today(key: dict[str, Any]) -> dict[str, Any]:
-    """A key with its run as today's configuration reads it: an older record may spell the same run differently."""
-    try:
-        read = from_dict({**key["run"], "device": "auto"}).to_dict()
-    except UserError:  # a run that cannot be read is another run
-        return key
-    return {**key, "run": as_json({**read, "device": "any"})}
 
 
 def training_seconds(folder: Path) -> float | None:

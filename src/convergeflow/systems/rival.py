@@ -202,7 +202,7 @@ class Rival(LanguageModel):
         with self.evaluating():
             for part in batches(num, size):
                 draws = RowDraws([derive_seed(seed, "sample") for seed in seeds[part]])
-                piece = Known.of(clamp, part, length, len(draws), self.device)
+                piece = Given.of(clamp, part, length, len(draws), self.device)
                 with _Calls(self.network) as counter:
                     run = Run(length, draws, nfe, piece, observe, counter, self.device)
                     parts.append(self.generate_batch(run, **chosen).cpu())
@@ -216,14 +216,14 @@ class Rival(LanguageModel):
 
 
 @dataclass(frozen=True)
-class Known:
+class Given:
     """Tokens that a sample must have, [B, L] with a mask; an empty mask if there are none."""
 
     tokens: Tensor
     mask: Tensor
 
     @classmethod
-    def of(cls, clamp: Clamp | None, part: slice, length: int, rows: int, device: torch.device) -> Known:
+    def of(cls, clamp: Clamp | None, part: slice, length: int, rows: int, device: torch.device) -> Given:
         if clamp is None:
             return cls(
                 torch.zeros(rows, length, dtype=torch.long, device=device),
@@ -250,7 +250,7 @@ class Run:
     length: int
     draws: RowDraws
     nfe: int
-    known: Known
+    known: Given
     observe: Observer | None
     counter: _Calls
     device: torch.device

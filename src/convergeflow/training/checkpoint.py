@@ -118,7 +118,7 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
         number = error.errno if isinstance(error, OSError) else None
         full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
         reason = "the disk is full" if full else " ".join(str(error).split())
-        fix = "free some space and go on with --resume" if full else "mend it and go on with --resume"
+        fix = "free some space and go on with `resume`" if full else "mend it and go on with `resume`"
         raise ConvergeFlowError(f"cannot write {target}: {reason}; older checkpoints are whole: {fix}") from error
     return target
 

@@ -306,6 +306,11 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
         raise _one_line(error) from None
 
 
+def renewed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration from an earlier version as they are written today; results are kept by them."""
+    return from_dict(values).to_dict()
+
+
 def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """A recipe (or a YAML file) with overrides applied."""
     return from_dict(apply_overrides(read_recipe(recipe), overrides))

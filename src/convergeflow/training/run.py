@@ -51,12 +51,12 @@ def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig 
     """
     path = out / RUN_FILE
     if not path.is_file():
-        raise UserError(f"nothing to resume in {out}: there is no {RUN_FILE} (leave --resume out to start)")
+        raise UserError(f"nothing to resume in {out}: there is no {RUN_FILE} (leave `resume` out to start)")
     before = from_dict(checkpoint.read_json(path))
     after = wanted or from_dict(apply_overrides(before.to_dict(), overrides))
     old, new = before.to_dict(), after.to_dict()
     last = len(before.stages) - 1
-    fixed = "cannot change on resume; start a new run in another --out"
+    fixed = "cannot change on resume; start a new run in another `out`"
     if wanted is not None:
         fixed += ", or name no preset to go on with the run's own settings"
     if len(old["stages"]) != len(new["stages"]):
@@ -94,11 +94,11 @@ def train(
     """Run a configuration into `out`; afterwards `out/model` holds the averaged model if the run was finished."""
     reporter = reporter or Reporter()
     if resume and init_from is not None:
-        raise UserError("--init-from starts a run and --resume goes on with one: give one of them")
+        raise UserError("`init_from` starts a run and `resume` goes on with one: give one of them")
     if not resume and (out / RUN_FILE).exists():
-        raise UserError(f"{out} already holds a run: add --resume to go on with it, or choose another --out")
+        raise UserError(f"{out} already holds a run: add `resume` to go on with it, or choose another `out`")
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file, not a folder")
+        raise UserError(f"`out` {out} is a file, not a folder")
     accelerator = accelerator or make_accelerator(config)
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:

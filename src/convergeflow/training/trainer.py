@@ -231,7 +231,7 @@ class Trainer:
             raise ConvergeFlowError(
                 f"{wrong[0]} is {numbers[wrong[0]]} at step {step + 1} (stage {self.optimizer.stage.name!r}, "
                 f"training blocks {shown}); nothing was updated: lower the learning rate or set optimizer.clip, "
-                "then start again or go on from the last checkpoint with --resume"
+                "then start again or go on from the last checkpoint with `resume`"
             )
 
     # ------------------------------------------------------------------------------------- stages and processes
