@@ -15,6 +15,7 @@ from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
     from convergeflow.evaluation.assess import SampleSet
+    from convergeflow.systems.protocol import LanguageModel
 
 Scorer = Annotated[
     str,
@@ -84,9 +85,10 @@ def evaluate(
     for path in (out, keep):
         if path is not None and not path.parent.exists():
             raise UserError(f"the folder {path.parent} does not exist: make it first")
+    loaded: LanguageModel | None = None
     if samples is not None:
         _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)
-        drawn, loaded = room.read_drawn(samples, num, model), None
+        drawn = room.read_drawn(samples, num, model)
     else:
         drawn, loaded = _sampled(
             model or zoo.DEFAULT_MODEL,
@@ -108,7 +110,8 @@ def evaluate(
     texts = len(drawn.ids) + assessor.num_real
     with progress(f"scoring with {assessor.scorer.name}", texts * len(chosen)) as bar:
         measured = [assessor.assess(drawn, each, progress=bar.advance) for each in chosen]
-    if bound and loaded is not None:
+    if bound:
+        assert loaded is not None  # `_refuse_unused` saw to it
         with progress("bounding the likelihood", assessor.num_real) as bar:
             likelihood = likelihood_of(loaded, reference, draws=bound, seed=seed, progress=bar.advance)
         measured = [{**each, "likelihood": likelihood} for each in measured]
@@ -122,7 +125,7 @@ def evaluate(
 
 def _sampled(
     name: str, sampling: SamplingOptions, knobs: dict[str, Any], device: str, *, seeds: range, **how: Any
-) -> tuple[SampleSet, Any]:
+) -> tuple[SampleSet, LanguageModel]:
     """Samples of a model that is loaded now, and the model; `how` goes to `results.draw`."""
     from convergeflow import zoo
     from convergeflow.results.draw import draw, origin

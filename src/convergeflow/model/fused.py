@@ -330,7 +330,7 @@ class _Backward:
 
     def run(self, needs: _Operands) -> list[Tensor | None]:
         """The gradients of the operands, in their order."""
-        h, weight, bias, x, kernel, table, _, _ = self.operands
+        h, weight, bias, x, _, table, _, _ = self.operands
         d_h = torch.empty_like(h) if needs.h else None
         d_weight = torch.empty_like(weight) if needs.weight else None
         d_bias = torch.zeros_like(bias) if bias is not None and needs.bias else None
@@ -349,11 +349,15 @@ class _Backward:
                     d_scaled[rows].addmm_(change, table[tokens], beta=float(tokens.start > 0))
                 if d_table is not None and self.tile_logits.scaled is not None:
                     d_table[tokens].addmm_(change.T, self.tile_logits.scaled[rows])
-        d_x = d_kernel = None
-        if d_scaled is not None and x is not None and kernel is not None:
-            d_kernel = (d_scaled * x).sum(1) if needs.kernel else None
-            d_x = d_scaled.mul_(kernel[:, None]) if needs.x else None
-        return [d_h, d_weight, d_bias, d_x, d_kernel, d_table, None, None]
+        return [d_h, d_weight, d_bias, *self._unscaled(d_scaled, needs), d_table, None, None]
+
+    def _unscaled(self, d_scaled: Tensor | None, needs: _Operands) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of x and of the kernel from that of their product."""
+        x, kernel = self.operands.x, self.operands.kernel
+        if d_scaled is None or x is None or kernel is None:
+            return None, None
+        d_kernel = (d_scaled * x).sum(1) if needs.kernel else None
+        return d_scaled.mul_(kernel[:, None]) if needs.x else None, d_kernel
 
     def _change(self, rows: slice, tokens: slice, d_table: Tensor | None) -> Tensor:
         """The gradient of a tile's logits; the part of the table's that comes from w is added to `d_table`."""

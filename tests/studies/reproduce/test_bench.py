@@ -10,9 +10,9 @@ import pytest
 from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, effective_strengths
 from convergeflow.flow.schedule import gumbel_for_width
+from convergeflow.results.store import Store
 from convergeflow.sampling.plan import PAPER_SCHEDULE
 from convergeflow.sampling.settings import Settings
-from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench, carried_over
 from convergeflow.studies.reproduce.scale import ExperimentScale

@@ -24,10 +24,10 @@ from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, rescaled
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
-from convergeflow.sampling.plan import PAPER_SCHEDULE
-from convergeflow.sampling.settings import Settings
 from convergeflow.results.draw import draw
 from convergeflow.results.store import Arrays, Store
+from convergeflow.sampling.plan import PAPER_SCHEDULE
+from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import models
 from convergeflow.studies.reproduce.models import Kept
 from convergeflow.studies.reproduce.scale import ExperimentScale
