@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from convergeflow.data.tokenizer import Tokenizer
     from convergeflow.flow.guidance import Controls
     from convergeflow.flow.schedule import Cosine, Gumbel, Linear, Schedule
+    from convergeflow.results.trace import Trace
     from convergeflow.sampling.cohort import Step
-    from convergeflow.sampling.observation import Trace
     from convergeflow.sampling.settings import Freeze, Settings
     from convergeflow.systems.protocol import LanguageModel, Samples
 
@@ -61,7 +61,7 @@ _HOMES = {
     "Schedule": "flow.schedule",
     "Settings": "sampling.settings",
     "Step": "sampling.cohort",
-    "Trace": "sampling.observation",
+    "Trace": "results.trace",
 }
 """Where the classes live, which are imported when they are first named."""
 
@@ -77,7 +77,7 @@ def load(model: str | Path = "stories-small", *, average: bool = True, device: s
 
 
 def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = None) -> Settings:
-    """Named sampling settings. With a `model` they are rescaled to its noise schedule, as `generate --preset` does.
+    """Named sampling settings. With a `model` they are rescaled to its noise schedule, as the command line does.
 
     Without one they are the paper's own numbers. `nfe` changes the number of network calls.
     """

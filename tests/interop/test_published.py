@@ -72,7 +72,7 @@ def test_code_in_a_file_never_runs(file: Path, tmp_path: Path) -> None:
         ({"state_dict": {}}, 'neither "model" nor "ema"'),
         ([1, 2], 'neither "model" nor "ema"'),
         ({"model": {}, "ema": {}}, "does not hold a LangFlow network"),
-        ({"model": {"a": 1}, "ema": 3}, 'no weights under "ema"; try --weights raw'),
+        ({"model": {"a": 1}, "ema": 3}, 'no weights under "ema"; try `weights` raw'),
         (checkpoint(ema={"backbone.vocab_embed.embedding": torch.zeros(3)}), "does not hold a LangFlow network"),
     ],
     ids=["other keys", "a list", "empty", "no weights", "one vector"],
@@ -103,5 +103,5 @@ def test_what_is_no_archive_is_refused(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(UserError, match="no torch archive"):
         load_published(file)
-    with pytest.raises(UserError, match="--weights"):
+    with pytest.raises(UserError, match="`weights`"):
         load_published(file, weights="average")

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from convergeflow.model.embedding import TokenTable, health, normalise_rows
+from convergeflow.evaluation.health import health
+from convergeflow.model.embedding import TokenTable, normalise_rows
 
 
 def test_rows_have_norm_sqrt_width_whatever_the_parameter() -> None:

@@ -17,9 +17,9 @@ from convergeflow.flow.schedule import Linear
 from convergeflow.model.head import KernelLogF, LogF
 from convergeflow.model.views import AfterWords
 from convergeflow.randomness import RowDraws
+from convergeflow.results.trace import Trace
 from convergeflow.sampling.blocks import pieces
 from convergeflow.sampling.integration import integrate
-from convergeflow.sampling.observation import Trace
 from convergeflow.sampling.settings import Freeze, Settings
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel

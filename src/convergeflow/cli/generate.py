@@ -20,7 +20,7 @@ from convergeflow.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from convergeflow.sampling.observation import Trace
+    from convergeflow.results.trace import Trace
     from convergeflow.sampling.plan import Plan
     from convergeflow.systems.protocol import LanguageModel, Samples
 
@@ -196,7 +196,7 @@ def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
 def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, *, live: bool, as_json: bool) -> None:
     """On the screen, with what else was asked for."""
     from convergeflow.results import sample_file
-    from convergeflow.sampling.observation import Trace
+    from convergeflow.results.trace import Trace
 
     recorder = None if trace is None else Trace()
     began = time.perf_counter()
@@ -238,7 +238,7 @@ def _observed(job: _Job, recorder: Trace | None, stack: ExitStack, live: bool) -
         if live:
             from rich.console import Console
 
-            from convergeflow.sampling.observation import LiveText
+            from convergeflow.cli.live import LiveText
 
             observers.append(stack.enter_context(LiveText(job.loaded.tokenizer, Console(stderr=True))))
         else:
@@ -247,7 +247,7 @@ def _observed(job: _Job, recorder: Trace | None, stack: ExitStack, live: bool) -
             observers.append(lambda step: bar.advance(1, calls=step.calls))
     if not observers:
         return {}
-    from convergeflow.sampling.observation import both
+    from convergeflow.cli.live import both
 
     return {"observe": both(*observers)}
 

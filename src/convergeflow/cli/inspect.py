@@ -71,7 +71,7 @@ def model_report(name: str) -> dict[str, Any]:
     }
     report["parameters_without_table"] = model.num_parameters_without_table()
     if (flow := model.as_flow()) is not None:
-        from convergeflow.model.embedding import health
+        from convergeflow.evaluation.health import health
 
         report["predictor"] = flow.network.predictor
         report["schedule"] = flow.schedule.describe()

@@ -2,14 +2,13 @@
 
 The raw parameter is free; rows are normalised at every use, in float32, so that the constraint holds exactly whatever
 the optimizer does. A frozen table is normalised once, in place, and used without a copy. Equal norms are what makes the
-Gaussian kernel an inner product. Trained with the MSE objective alone the table collapses to one point; `health` says
-so in numbers.
+Gaussian kernel an inner product. Trained with the MSE objective alone the table collapses to one point;
+`evaluation/health.py` says so in numbers.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -65,46 +64,3 @@ class TokenTable(nn.Module):
         """x* = the rows of the tokens, [..., width]."""
         # Only the rows in use are normalised: at 50,257 tokens a batch touches a small part of the table.
         return normalise_rows(nn.functional.embedding(tokens, self.weight))
-
-
-@dataclass(frozen=True)
-class TableHealth:
-    """What can be wrong with a table, in numbers."""
-
-    norm_min: float
-    norm_max: float
-    nearest_distance: float
-    """Smallest distance between two rows, in units of sqrt(width): sqrt(2) for orthogonal rows, 0 after collapse."""
-    largest_cosine: float
-    effective_rank: float
-    """exp of the entropy of the normalised squared singular values of the uncentred table; 1 after collapse."""
-
-    @property
-    def collapsed(self) -> bool:
-        return self.effective_rank < 1.5
-
-
-@torch.no_grad()
-def health(table: Tensor, tile: int = 2048) -> TableHealth:
-    """Norms, smallest margin and effective rank of a normalised table."""
-    table = table.detach().double()
-    vocabulary = len(table)
-    norms = table.norm(dim=-1)
-    directions = table / norms[:, None]
-    largest = -1.0
-    for start in range(0, vocabulary, tile):
-        cosines = directions[start : start + tile] @ directions.T
-        rows = torch.arange(len(cosines))
-        cosines[rows, rows + start] = -1.0
-        if vocabulary > 1:
-            largest = max(largest, float(cosines.max()))
-    power = torch.linalg.eigvalsh(table.T @ table).clamp_min(0)
-    share = power / power.sum()
-    entropy = float(-(share * share.clamp_min(1e-300).log()).sum())
-    return TableHealth(
-        norm_min=float(norms.min()),
-        norm_max=float(norms.max()),
-        nearest_distance=math.sqrt(max(0.0, 2.0 - 2.0 * largest)),
-        largest_cosine=largest,
-        effective_rank=math.exp(entropy),
-    )

@@ -1,6 +1,6 @@
 """What the head means: log f of the network, weights under the Gaussian kernel, data prediction (paper Sec. 3.1).
 
-    w = softmax(log f + (alpha/sigma^2) <x_t, e_j>),    mu = E^T w                                        (Eqs. 14-16)
+    w = softmax(log f + (alpha/sigma^2) <x_t, e_j>),    mu = E^T w                                        (Eqs. 21, 22)
 
 A network answers with a `LogF`: what it said about a state, before any kernel. The kernel of that state, or of any
 other, makes weights of it without another network call. The unconstrained regressor of the paper's control experiment

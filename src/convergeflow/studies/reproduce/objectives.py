@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from convergeflow.model.embedding import health
+from convergeflow.evaluation.health import health
 from convergeflow.results import figures
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import drawing, models

@@ -1,6 +1,6 @@
-"""Watching a flow converge: traces for files and figures, and text crystallising in the terminal.
+"""A flow written down: tokens, distances and weights at every step, as arrays, a table and a picture.
 
-Observers are called by the sampler after the prediction at every grid point and cost no network calls.
+A `Trace` is an observer: the sampler calls it after the prediction at every grid point, at no cost in network calls.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Trace:
 
     def save(self, folder: str | Path) -> Path:
         """trace.npz with everything, trace.csv with percentiles per step, and trace.png."""
+        from convergeflow.results.figures import trace_figure
+
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         arrays = self.arrays()
@@ -91,7 +93,7 @@ class Trace:
                     band = percentile_band(torch.from_numpy(values)) if len(values) else None
                     row += ["", "", ""] if band is None else [f"{v:.5f}" for v in (band.low, band.middle, band.high)]
                 writer.writerow(row)
-        draw_trace(arrays, folder / "trace.png")
+        trace_figure(arrays, folder / "trace.png")
         return folder
 
 
@@ -102,91 +104,3 @@ def _padded(steps: list[Tensor], count: int) -> list[Tensor]:
         return steps[:count]
     filler = steps[-1] if not steps[-1].is_floating_point() else torch.full_like(steps[-1], float("nan"))
     return steps + [filler] * missing
-
-
-def draw_trace(arrays: dict[str, np.ndarray[Any, Any]], path: str | Path) -> None:
-    """The paper's convergence figure, and how sure the first sample is of every position at every step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
-    x = arrays["log_snr"]
-    for name, colour, label in (("nearest", "#1b6ca8", "nearest embedding"), ("second", "#d1495b", "second nearest")):
-        flat = arrays[name].reshape(len(x), -1)
-        low, high = np.nanpercentile(flat, [1, 99], axis=1)
-        left.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
-        left.plot(x, 0.5 * (low + high), color=colour, label=label, linewidth=1.8)
-    left.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    left.set_xlabel("log-SNR of the state")
-    left.set_ylabel(r"normalised distance $\|x-\alpha e_j\|/(\sigma\sqrt{d})$")
-    left.set_title("Distance to token embeddings (1st-99th percentile)", fontsize=10)
-    left.legend(frameon=False)
-    weights = np.nan_to_num(arrays["weight"][:, 0, :], nan=1.0)
-    image = right.imshow(
-        weights, aspect="auto", origin="upper", cmap="viridis", vmin=0, vmax=1, interpolation="nearest"
-    )
-    right.set_xlabel("position in the sequence")
-    right.set_ylabel("solver step")
-    right.set_title("Largest weight at each position (first sample)", fontsize=10)
-    figure.colorbar(image, ax=right, label="largest weight")
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
-class LiveText:
-    """Text crystallising in the terminal: sure tokens bright, unsure ones dim; use as a context manager."""
-
-    def __init__(self, tokenizer: Any, console: Any, samples: int = 3) -> None:
-        from rich.live import Live
-
-        self.tokenizer, self.samples = tokenizer, samples
-        self._names = tokenizer.tokens() if tokenizer is not None else None
-        self._live = Live(console=console, refresh_per_second=12, transient=True)
-
-    def __enter__(self) -> LiveText:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *problem: Any) -> None:
-        self._live.__exit__(*problem)
-
-    def __call__(self, step: Step) -> None:
-        self._live.update(self.render(step))
-
-    def render(self, step: Step) -> Any:
-        """The present tokens of the first samples."""
-        from rich.panel import Panel
-        from rich.text import Text
-
-        token = step.last.token
-        if token is None:
-            token = step.distances().token
-        weight = torch.ones(token.shape) if step.last.top_weight is None else step.last.top_weight.cpu()
-        if step.before is not None:
-            token = torch.cat([step.before, token], 1)
-            weight = torch.cat([torch.ones(step.before.shape), weight], 1)
-        text = Text()
-        for row in range(min(self.samples, len(token))):
-            for ident, sure in zip(token[row].tolist(), weight[row].tolist(), strict=True):
-                style = "bold green" if sure > 0.99 else "green" if sure > 0.8 else "yellow" if sure > 0.4 else "dim"
-                text.append(self._name(ident) + " ", style=style)
-            text.append("\n\n")
-        title = f"step {step.index + 1}/{step.num_steps}   t = {step.t:.3f}   log-SNR = {float(-step.at.gamma[0]):.2f}"
-        return Panel(text, title=title)
-
-    def _name(self, ident: int) -> str:
-        if self._names is None:
-            return str(ident)
-        return self._names[ident].replace("\u0120", "").replace("\u010a", "\u23ce")
-
-
-def both(*observers: Any) -> Any:
-    """One observer that calls several."""
-
-    def observe(step: Step) -> None:
-        for observer in observers:
-            observer(step)
-
-    return observe

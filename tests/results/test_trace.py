@@ -7,12 +7,13 @@ import io
 import numpy as np
 import torch
 
+from convergeflow.cli.live import LiveText, both
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Linear
 from convergeflow.randomness import RowDraws
+from convergeflow.results.trace import Trace
 from convergeflow.sampling.cohort import Step
 from convergeflow.sampling.integration import integrate
-from convergeflow.sampling.observation import LiveText, Trace, both
 from convergeflow.sampling.settings import Freeze, Settings
 from exact_predictor import ExactPredictor
 
