@@ -40,6 +40,7 @@ lint: $(STAMP) ## style (ruff) and types (mypy)
 
 bench: $(STAMP) ## measure speed and memory on this machine
 	$(BIN)/convergeflow bench
+	$(BIN)/convergeflow bench startup
 
 clean: ## remove .venv and everything that was built (never your runs)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

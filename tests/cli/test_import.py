@@ -63,7 +63,7 @@ def test_published_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     torch.save({"model": weights, "ema": weights}, tmp_path / "a.pt")
     words = ["import", "convergeflow", str(tmp_path / "a.pt"), "--weights", "raw", "--out", str(tmp_path / "out")]
     assert main(words) == 0
-    assert "2 blocks" in capsys.readouterr().out
+    assert "2 layers" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "config.json").read_text())["length"] == 1024
 
 

@@ -20,7 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_stories_by_default(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
     assert main(["prepare", "--blocks", "8", "--heldout-blocks", "2", "--length", "16"]) == 0
     shown = capsys.readouterr().out
-    assert "8 blocks of 16 tokens" in shown and "corpora" in shown
+    assert "8 sequences of 16 tokens" in shown and "corpora" in shown
 
 
 def test_own_file_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_no_corpus_another_format_and_a_broken_manifest(corpus: Corpus, tmp_path
 
 def test_prepare_opens_a_corpus_folder_as_it_is(corpus: Corpus) -> None:
     assert prepare(corpus.folder, length=16).fingerprint == corpus.fingerprint
-    with pytest.raises(UserError, match="blocks of length 16, not 32"):
+    with pytest.raises(UserError, match="sequences of length 16, not 32"):
         prepare(corpus.folder, length=32)
     with pytest.raises(UserError, match="the tokenizer word, not bpe"):
         prepare(corpus.folder, length=16, tokenizer="bpe")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from convergeflow.data import CORPORA, sources
 from convergeflow.data import prepare as room
-from convergeflow.data import sources
 from convergeflow.data.prepare import prepare
 from convergeflow.data.stories import stories_law
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -55,7 +55,7 @@ def test_stories_are_draws_of_the_law(cache: Path) -> None:
 
 def test_the_second_call_only_opens(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare("stories", length=32, blocks=20, heldout_blocks=5)
-    monkeypatch.setattr(room, "_write_stories", None)  # would fail if called
+    monkeypatch.setattr(room._Stories, "write", None)  # would fail if called
     again = prepare("stories", length=32, blocks=20, heldout_blocks=5)
     assert again.folder == first.folder and again.fingerprint == first.fingerprint
 
@@ -362,3 +362,23 @@ def test_a_folder_with_something_else_is_not_touched(tmp_path: Path) -> None:
         prepare("stories", tmp_path / "corpus", **{**settings, "seed": 1})
     second = prepare("stories", tmp_path / "corpus", overwrite=True, **{**settings, "seed": 1})
     assert second.fingerprint != first.fingerprint
+
+
+def test_a_corpus_of_another_package_is_prepared_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is installed beside this one registers a corpus; here it is two files on the path."""
+    (tmp_path / "proverbs.py").write_text(
+        "from pathlib import Path\n"
+        "from convergeflow.data.sources import Files\n"
+        "def proverbs(limit=None):\n"
+        "    return Files('proverbs', [Path(__file__).with_name('proverbs.txt')], limit=limit)\n"
+    )
+    (tmp_path / "proverbs.txt").write_text("a stitch in time saves nine\n" * 40)
+    described = tmp_path / "proverbs-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: proverbs\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[convergeflow.corpora]\nproverbs = proverbs:proverbs\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(CORPORA, "_known", dict(CORPORA._known))  # what is found is remembered, here for this test only
+    corpus = prepare("proverbs", tmp_path / "corpus", tokenizer="byte", length=16)
+    assert corpus.name == "proverbs"
+    assert corpus.tokenizer.decode(corpus.train[0].tolist()) == "a stitch in time"

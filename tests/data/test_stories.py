@@ -65,7 +65,7 @@ def test_mean_nll_of_the_data_is_the_block_entropy(law: StoriesLaw, data: np.nda
 
 def test_rate_is_the_limit_of_the_block_entropy(law: StoriesLaw) -> None:
     # Averaged over one more story length the difference quotient has settled to a fraction of a percent.
-    far = law.grammar.entropy_by_position(3000)[2000:].mean()
+    far = law.entropy_by_position(3000)[2000:].mean()
     assert far == pytest.approx(law.rate(), rel=2e-3)
 
 

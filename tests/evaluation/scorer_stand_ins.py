@@ -55,7 +55,7 @@ def bigram_scorer() -> CausalScorer:
     counts = np.full((size, size), 1e-6)
     blocks = law.sample(np.random.default_rng(99), 400, 64)
     np.add.at(counts, (blocks[:, :-1].ravel(), blocks[:, 1:].ravel()), 1.0)
-    model = TableModel(0.7 * counts / counts.sum(1, keepdims=True) + 0.25 * law.grammar.unigram + 0.05 / size)
+    model = TableModel(0.7 * counts / counts.sum(1, keepdims=True) + 0.25 * law.unigram + 0.05 / size)
     return CausalScorer("bigram", model, StoryTokenizer(), start_id=0, end_id=0, weights="counts")
 
 

@@ -21,7 +21,7 @@ def word_model(length: int = 16, width: int = 32) -> ConvergeFlowModel:
         )
     )
     with torch.no_grad():
-        model.network.head.bias.copy_(torch.tensor(law.grammar.unigram).clamp_min(1e-9).log())
+        model.network.head.bias.copy_(torch.tensor(law.unigram).clamp_min(1e-9).log())
     model.tokenizer = stories_tokenizer()
     return model.eval()
 

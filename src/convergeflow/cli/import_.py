@@ -7,9 +7,6 @@ Example:
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +15,10 @@ import typer
 
 from convergeflow.cli.console import note, print_json
 from convergeflow.errors import UserError
+from convergeflow.files import replacing_folder
 
 if TYPE_CHECKING:
-    from convergeflow.systems.convergeflow import ConvergeFlowModel
+    from convergeflow.systems.protocol import LanguageModel
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
 
@@ -55,7 +53,6 @@ def langflow(
 
     The noise schedule is read from the weights. Without a tokenizer the model generates token ids and no text.
 
-    \b
     Example:
       convergeflow import langflow ./langflow-owt --tokenizer gpt2 --out models/langflow-owt
     """
@@ -86,7 +83,6 @@ def convergeflow(
 
     Only tensors are read from it, never code.
 
-    \b
     Example:
       convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
     """
@@ -101,10 +97,10 @@ def convergeflow(
 
 def _refuse_existing(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another --out or remove it")
+        raise UserError(f"{out} exists already; choose another `out` or remove it")
 
 
-def _give_tokenizer(model: ConvergeFlowModel, name: str | None) -> None:
+def _give_tokenizer(model: LanguageModel, name: str | None) -> None:
     if name is None or name == "none":
         return
     from convergeflow.data.tokenizer import Tokenizer, gpt2_tokenizer
@@ -113,32 +109,26 @@ def _give_tokenizer(model: ConvergeFlowModel, name: str | None) -> None:
     if tokenizer.size != model.config.vocabulary:
         raise UserError(
             f"the tokenizer {name} has {tokenizer.size} tokens, the model {model.config.vocabulary}; "
-            "give the one it was trained with, or --tokenizer none"
+            "give the one it was trained with, or `tokenizer` none"
         )
     model.tokenizer = tokenizer
 
 
-def _write(model: ConvergeFlowModel, out: Path, origin: str) -> None:
-    """Write the folder under another name and rename it, so that a broken import leaves nothing behind."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+def _write(model: LanguageModel, out: Path, origin: str) -> None:
+    """Write the folder in one step, so that a broken import leaves nothing behind."""
+    settings = model.config
+    with replacing_folder(out) as draft:
         model.save_pretrained(draft)
-        settings = model.config
         (draft / "card.md").write_text(
             f"# {out.name}\n\nImported from: {origin}.\n\n"
-            f"Vocabulary {settings.vocabulary}, width {settings.width}, {settings.depth} blocks, "
+            f"Vocabulary {settings.vocabulary}, width {settings.width}, {settings.depth} layers, "
             f"{settings.heads} heads, length {settings.length}; schedule {settings.schedule}. "
             "Not trained or evaluated here.\n",
             encoding="utf-8",
         )
-        draft.chmod(0o755)
-        os.replace(draft, out)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
-def _report(model: ConvergeFlowModel, source: str, out: Path, as_json: bool) -> None:
+def _report(model: LanguageModel, source: str, out: Path, as_json: bool) -> None:
     settings = model.config
     record: dict[str, Any] = {
         "source": source,
@@ -157,7 +147,7 @@ def _report(model: ConvergeFlowModel, source: str, out: Path, as_json: bool) -> 
     else:
         print(
             f"imported {source} to {out}: {record['parameters']:,} parameters, vocabulary {record['vocabulary']}, "
-            f"width {record['width']}, {record['depth']} blocks, {record['heads']} heads, length {record['length']}"
+            f"width {record['width']}, {record['depth']} layers, {record['heads']} heads, length {record['length']}"
         )
     if not record["tokenizer"]:
         note("no tokenizer came with it, so generation will give token ids; --tokenizer adds one")

@@ -66,8 +66,8 @@ def model_report(name: str) -> dict[str, Any]:
         "weights": f"{zoo.weights_hash(folder)} (SHA-256 of model.safetensors, shortened)",
         "parameters": total,
         "vocabulary": config.vocabulary,
-        "size": f"{config.depth} blocks x {config.width}, {config.heads} heads, length {config.length}",
-        "tokenizer": "none: ids only" if model.tokenizer is None else f"{model.tokenizer.kind}, {model.tokenizer.size}",
+        "size": f"{config.depth} layers x {config.width}, {config.heads} heads, length {config.length}",
+        "tokenizer": "none, ids only" if model.tokenizer is None else f"{model.tokenizer.kind}, {model.tokenizer.size}",
     }
     report["parameters_without_table"] = model.num_parameters_without_table()
     if (flow := model.as_flow()) is not None:

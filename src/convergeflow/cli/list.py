@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from convergeflow.cli.console import print_json
 
+KINDS = ("models", "methods", "corpora", "scorers", "recipes", "presets", "grids", "solvers", "experiments")
+SCORERS = {
+    "exact": "the law of the stories itself",
+    "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
+    "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
+}
+
 
 def list_(
-    kind: Annotated[
-        str | None,
-        typer.Argument(help="models, methods, corpora, scorers, recipes, presets, grids, solvers or experiments."),
-    ] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Name the models, methods, corpora, scorers, training recipes, sampling presets, grids, solvers and experiments.
@@ -25,9 +28,9 @@ def list_(
     """
     from convergeflow.errors import unknown_name
 
-    if kind is not None and kind not in CATALOGUE:
-        raise unknown_name("kind", kind, CATALOGUE)
-    chosen = {each: CATALOGUE[each]() for each in (CATALOGUE if kind is None else [kind])}
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    chosen = {each: _catalogue(each) for each in (KINDS if kind is None else [kind])}
     if json:
         print_json(chosen)
         return
@@ -38,77 +41,37 @@ def list_(
             print(f"  {name.ljust(width)}  {meaning}".rstrip())
 
 
-# Names are found without importing what they name: this command must answer at once.
+def _catalogue(kind: str) -> dict[str, str]:
+    """Name -> meaning. Names are found without importing what they name: this command must answer at once."""
+    if kind == "models":
+        from convergeflow import zoo
 
+        return {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()}
+    if kind == "methods":
+        from convergeflow import systems
 
-def _models() -> dict[str, str]:
-    from convergeflow import zoo
+        return {name: systems.SUMMARIES.get(name, "") for name in systems.METHODS}
+    if kind == "corpora":
+        from convergeflow import data
 
-    return {name: _first_line(zoo.shipped_folder() / name / "card.md") for name in zoo.shipped_models()}
+        return {name: data.SUMMARIES.get(name, "") for name in data.CORPORA}
+    if kind == "scorers":
+        return SCORERS
+    if kind == "recipes":
+        from convergeflow.training.recipes import recipes
 
+        return {name: f"convergeflow train {name}" for name in recipes()}
+    if kind == "presets":
+        from convergeflow.sampling.settings import PRESETS
 
-def _methods() -> dict[str, str]:
-    from convergeflow.systems import METHODS, SUMMARIES
+        return {name: _setting(settings) for name, settings in PRESETS.items()}
+    if kind == "experiments":
+        from convergeflow.studies.reproduce.registry import experiments
 
-    return {name: SUMMARIES.get(name, "") for name in METHODS}
+        return {name: experiment.question for name, experiment in experiments().items()}
+    from convergeflow import flow
 
-
-def _corpora() -> dict[str, str]:
-    from convergeflow.data import CORPORA, SUMMARIES
-
-    return {name: SUMMARIES.get(name, "") for name in CORPORA}
-
-
-def _scorers() -> dict[str, str]:
-    return {
-        "exact": "the law of the stories itself",
-        "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
-        "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
-    }
-
-
-def _recipes() -> dict[str, str]:
-    from convergeflow.training.recipes import recipes
-
-    return {name: f"convergeflow train {name}" for name in recipes()}
-
-
-def _presets() -> dict[str, str]:
-    from convergeflow.sampling.settings import PRESETS
-
-    return {name: _setting(settings) for name, settings in PRESETS.items()}
-
-
-def _grids() -> dict[str, str]:
-    from convergeflow.flow import GRIDS
-
-    return dict.fromkeys(GRIDS, "")
-
-
-def _solvers() -> dict[str, str]:
-    from convergeflow.flow import SOLVERS
-
-    return dict.fromkeys(SOLVERS, "")
-
-
-def _experiments() -> dict[str, str]:
-    from convergeflow.studies.reproduce.registry import experiments
-
-    return {name: experiment.question for name, experiment in experiments().items()}
-
-
-CATALOGUE: dict[str, Callable[[], dict[str, str]]] = {
-    "models": _models,
-    "methods": _methods,
-    "corpora": _corpora,
-    "scorers": _scorers,
-    "recipes": _recipes,
-    "presets": _presets,
-    "grids": _grids,
-    "solvers": _solvers,
-    "experiments": _experiments,
-}
-"""Kind -> what gives its names and their meanings."""
+    return dict.fromkeys(flow.GRIDS if kind == "grids" else flow.SOLVERS, "")
 
 
 def _first_line(path: Any) -> str:

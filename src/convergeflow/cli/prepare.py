@@ -14,10 +14,10 @@ def prepare(
         None, "--tokenizer", help="word, bpe, byte, gpt2, or a folder with a tokenizer.json."
     ),
     vocabulary: int | None = typer.Option(None, "--vocabulary", help="Tokens of a learned tokenizer."),
-    length: int = typer.Option(64, "--length", help="Tokens in a block."),
+    length: int = typer.Option(64, "--length", help="Tokens in a sequence."),
     seed: int = typer.Option(0, "--seed", help="Which stories are written."),
-    blocks: int = typer.Option(50_000, "--blocks", help="Training blocks of stories."),
-    heldout_blocks: int = typer.Option(2_000, "--heldout-blocks", help="Held-out blocks of stories."),
+    blocks: int = typer.Option(50_000, "--blocks", help="Training sequences of stories."),
+    heldout_blocks: int = typer.Option(2_000, "--heldout-blocks", help="Held-out sequences of stories."),
     heldout_share: float = typer.Option(0.05, "--heldout-share", help="Share of texts that is held out."),
     text_field: str = typer.Option("text", "--text-field", help="Field or column that holds the text."),
     dataset_config: str | None = typer.Option(None, "--dataset-config", help="Configuration of a hub dataset."),
@@ -26,7 +26,7 @@ def prepare(
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is in the folder."),
     as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
 ) -> None:
-    """Turn text into a corpus: a tokenizer, packed blocks, and a manifest with hashes and counts.
+    """Turn text into a corpus: a tokenizer, packed sequences, and a manifest with hashes and counts.
 
     A stopped run goes on where it was when the same command is given again; a finished one is not repeated.
 
@@ -76,9 +76,9 @@ def prepare(
         console.print_json({"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **corpus.manifest})
         return
     print(f"corpus       {corpus.folder}")
-    print(f"training     {splits['train']['blocks']} blocks of {corpus.length} tokens")
+    print(f"training     {splits['train']['blocks']} sequences of {corpus.length} tokens")
     rule = textwrap.shorten(corpus.manifest["split"], 70, placeholder=" ...")
-    print(f"held out     {splits['heldout']['blocks']} blocks: {rule}")
+    print(f"held out     {splits['heldout']['blocks']} sequences: {rule}")
     print(f"vocabulary   {corpus.vocabulary} ({corpus.manifest['tokenizer']['kind']})")
     print(f"unigram      {corpus.unigram_entropy:.4f} nats")
     print(f"fingerprint  {corpus.fingerprint}")

@@ -1,4 +1,4 @@
-"""`convergeflow train`: a preset and a few changes in, a model folder out."""
+"""`convergeflow train`: a recipe and a few changes in, a model folder out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import typer
 if TYPE_CHECKING:
     from convergeflow.training.config import RunConfig
 
-DEFAULT_PRESET = "stories"
+DEFAULT_RECIPE = "stories"
 
 
 def train(
     words: list[str] = typer.Argument(
         None,
-        metavar="[PRESET] [KEY=VALUE]...",
-        help="A preset (see convergeflow list) or a YAML file, and changes to it, as in stages.0.steps=500.",
+        metavar="[RECIPE] [KEY=VALUE]...",
+        help="A recipe (see convergeflow list recipes) or a YAML file, and changes to it, as in stages.0.steps=500.",
     ),
-    out: Path | None = typer.Option(None, "--out", help="Folder of the run. [default: runs/PRESET]"),
+    out: Path | None = typer.Option(None, "--out", help="Folder of the run. [default: runs/RECIPE]"),
     resume: bool = typer.Option(False, "--resume", help="Go on from the newest whole checkpoint in --out."),
     init_from: Path | None = typer.Option(
         None, "--init-from", help="Start from the weights of this checkpoint folder."
@@ -45,31 +45,31 @@ def train(
 
     words = list(words or ())
     named = bool(words) and "=" not in words[0]
-    preset = words.pop(0) if named else DEFAULT_PRESET
+    recipe = words.pop(0) if named else DEFAULT_RECIPE
     overrides = list(words)
     if method is not None:
         overrides.append(f"model.method={method}")
     if device is not None:
         overrides.append(f"device={device}")
-    folder = out or Path("runs") / Path(preset).stem
+    folder = out or Path("runs") / Path(recipe).stem
     if dry_run:
         if resume:
             raise UserError("--dry-run and --resume cannot be combined")
-        _dry_run(preset, overrides, as_json)
+        _dry_run(recipe, overrides, as_json)
         return
     # Resuming takes the run's own settings, unless the whole command is given again.
-    chosen = None if resume and not named else preset
+    chosen = None if resume and not named else recipe
     _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=as_json)
 
 
 def _train(
-    preset: str | None, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
+    recipe: str | None, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
 ) -> None:
     from convergeflow.cli import console
     from convergeflow.training import config as configuration
 
     # The configuration is checked before anything heavy is loaded.
-    config = None if preset is None else configuration.resolve(preset, overrides)
+    config = None if recipe is None else configuration.resolve(recipe, overrides)
 
     from convergeflow.training import run
 
@@ -107,12 +107,12 @@ def _train(
         raise typer.Exit(128 + outcome.signal_number)
 
 
-def _dry_run(preset: str, overrides: list[str], as_json: bool) -> None:
+def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
     from convergeflow.cli import console
     from convergeflow.training import config as configuration
 
-    config = configuration.resolve(preset, overrides)
-    table = configuration.origins(preset, overrides)
+    config = configuration.resolve(recipe, overrides)
+    table = configuration.origins(recipe, overrides)
 
     from convergeflow.training.build import build_model
     from convergeflow.training.estimate import estimate

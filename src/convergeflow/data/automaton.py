@@ -4,7 +4,7 @@ automaton.
 A state is (counter, values of the facts fixed so far), and the emitted word determines the next state. A
 fact is drawn at its first mention and forced afterwards; which facts are fixed, the probabilities of a
 choice and the successors depend on the counter alone. Hence the likelihood of a text is one walk, the
-entropy of a block is a sum over counters, and the smoothed law (every text possible) is a sparse hidden
+entropy of a sequence is a sum over counters, and the smoothed law (every text possible) is a sparse hidden
 Markov model.
 """
 
@@ -74,7 +74,7 @@ class Grammar(Tables):
         return np.full(shape, self.start, dtype=np.int64), np.full((shape, len(self.facts)), _UNSET, dtype=np.int64)
 
     def sample(self, rng: np.random.Generator, num: int, length: int) -> Ints:
-        """`num` blocks of `length` words, [num, length]; a row does not depend on how many others are
+        """`num` sequences of `length` words, [num, length]; a row does not depend on how many others are
         drawn."""
         uniforms = rng.random((num, length))
         ids = np.empty((num, length), dtype=np.int64)
@@ -91,8 +91,8 @@ class Grammar(Tables):
         return ids
 
     def clean_nll(self, ids: ArrayLike) -> Floats:
-        """-log P of each block in nats, [num]; infinite for a text that the program cannot write."""
-        ids = self._blocks(ids)
+        """-log P of each sequence in nats, [num]; infinite for a text that the program cannot write."""
+        ids = self._sequences(ids)
         counters, values = self._fresh(len(ids))
         total = np.zeros(len(ids))
         with np.errstate(divide="ignore"):
@@ -110,7 +110,7 @@ class Grammar(Tables):
         which the automaton stays where it is (1/2) or jumps to a sentence start with no facts fixed (1/2,
         uniform over them).
         """
-        ids = self._blocks(ids)
+        ids = self._sequences(ids)
         parts = [self._forward(ids[first : first + rows_at_once], eps) for first in range(0, len(ids), rows_at_once)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -157,7 +157,7 @@ class Grammar(Tables):
             mass /= scale[rows]
         return -log_likelihood
 
-    def _blocks(self, ids: ArrayLike) -> Ints:
+    def _sequences(self, ids: ArrayLike) -> Ints:
         array = np.asarray(ids)
         if array.ndim == 1:
             array = array[None]
@@ -238,9 +238,9 @@ class Grammar(Tables):
         """Sentences that occur in some story, taken one by one, and all sentences: [num] each.
 
         Facts must agree inside the sentence, not with the rest of the text (see `valid_stories`). The cut
-        last sentence of a block counts as valid if it can be continued.
+        last sentence of a sequence counts as valid if it can be continued.
         """
-        ids = self._blocks(ids)
+        ids = self._sequences(ids)
         parts = [self._valid_sentences(ids[first : first + rows_at_once]) for first in range(0, len(ids), rows_at_once)]
         if not parts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -282,7 +282,7 @@ class Grammar(Tables):
         The cut last story counts too (valid if it can be continued), unless `complete` asks for whole ones
         only.
         """
-        ids = self._blocks(ids)
+        ids = self._sequences(ids)
         num = len(ids)
         valid, total = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
         counters, values = self._fresh(num)
@@ -333,7 +333,7 @@ class Grammar(Tables):
     def slot_counts(self, ids: ArrayLike) -> dict[str, Ints]:
         """How often each value occurs in texts: facts at their first mention in a story, valid or not;
         choices as far as the story is valid."""
-        ids = self._blocks(ids)
+        ids = self._sequences(ids)
         num = len(ids)
         counts = {name: np.zeros(len(shares), dtype=np.int64) for name, shares in self.slot_marginals().items()}
         fact_of = np.full((len(self.facts), len(self.vocabulary)), -1, dtype=np.int64)
@@ -388,7 +388,7 @@ class Grammar(Tables):
         and `total` repeated mentions, and per story (`stories_kept`, `stories`: those with a repeated
         mention). The entry `all` joins the groups: a story is kept if every group is.
         """
-        ids = self._blocks(ids)
+        ids = self._sequences(ids)
         num = len(ids)
         value_of = np.full((len(groups), len(self.vocabulary)), -1, dtype=np.int64)
         for group, members in enumerate(groups.values()):

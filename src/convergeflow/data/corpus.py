@@ -1,12 +1,12 @@
-"""A prepared corpus on disk: blocks of tokens in two memory-mapped files, a tokenizer, and a manifest.
+"""A prepared corpus on disk: sequences of tokens in two memory-mapped files, a tokenizer, and a manifest.
 
     manifest.json            where it came from, how it was cut, counts, hashes of all files
-    train.bin, heldout.bin   little-endian uint16 or uint32, [blocks, length]
-    unigram.npy              how often each token occurs in the training blocks
+    train.bin, heldout.bin   little-endian uint16 or uint32, [sequences, length]
+    unigram.npy              how often each token occurs in the training sequences
     tokenizer.json, tokenizer_config.json
 
 The fingerprint is a hash of the manifest, and the manifest holds the hashes of the data: equal fingerprints mean equal
-blocks.
+sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convergeflow.data.fetch import file_hash
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
 
@@ -73,15 +74,15 @@ class Corpus:
 
     @cached_property
     def train(self) -> NDArray[Any]:
-        """Training blocks, [blocks, length], memory-mapped."""
-        return self._blocks("train")
+        """Training sequences, [sequences, length], memory-mapped."""
+        return self._sequences("train")
 
     @cached_property
     def heldout(self) -> NDArray[Any]:
-        """Held-out blocks, [blocks, length], memory-mapped."""
-        return self._blocks("heldout")
+        """Held-out sequences, [sequences, length], memory-mapped."""
+        return self._sequences("heldout")
 
-    def _blocks(self, split: str) -> NDArray[Any]:
+    def _sequences(self, split: str) -> NDArray[Any]:
         num = self.manifest["splits"][split]["blocks"]
         if num == 0:
             return np.zeros((0, self.length), dtype=self.dtype)
@@ -93,7 +94,7 @@ class Corpus:
 
     @cached_property
     def unigram(self) -> NDArray[np.float64]:
-        """Share of each token in the training blocks, [vocabulary]; sums to one."""
+        """Share of each token in the training sequences, [vocabulary]; sums to one."""
         counts = np.load(self.folder / "unigram.npy", allow_pickle=False)
         return np.asarray(counts / counts.sum(), dtype=np.float64)
 
@@ -106,13 +107,12 @@ class Corpus:
     def verify(self) -> None:
         """Compare every file with its hash in the manifest."""
         for name, expected in self.manifest["sha256"].items():
-            with open(self.folder / name, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                    raise ConvergeFlowError(f"{self.folder / name} was changed; prepare the corpus again")
+            if file_hash(self.folder / name) != expected:
+                raise ConvergeFlowError(f"{self.folder / name} was changed; prepare the corpus again")
 
     def __repr__(self) -> str:
         train, heldout = (self.manifest["splits"][split]["blocks"] for split in SPLITS)
-        return f"Corpus({self.name!r}, {train} + {heldout} blocks of {self.length}, vocabulary {self.vocabulary})"
+        return f"Corpus({self.name!r}, {train} + {heldout} sequences of {self.length}, vocabulary {self.vocabulary})"
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:

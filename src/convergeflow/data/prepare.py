@@ -1,8 +1,8 @@
-"""Text in, corpus out: choose a tokenizer, pack the documents, write the blocks and the manifest.
+"""Text in, corpus out: choose a tokenizer, pack the documents, write the sequences and the manifest.
 
 The work is done in a folder beside the target (`NAME.partial`) and renamed when it is whole, so a corpus is there or it
 is not. A run that was stopped goes on where its last note to disk says; a run that was finished is not done again.
-Documents are written one after another with an end token behind each, and the stream is cut into blocks.
+Documents are written one after another with an end token behind each, and the stream is cut into sequences.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,11 +23,12 @@ from numpy.typing import NDArray
 
 from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
-from convergeflow.data.sources import Files, Hub, Progress, Source, find_files, speeches
+from convergeflow.data.fetch import file_hash
+from convergeflow.data.sources import Files, Hub, Progress, Source, find_files
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import cache_folder
+from convergeflow.files import cache_folder, write_json
 from convergeflow.randomness import derive_seed
 
 DEFAULT_LENGTH = 64
@@ -64,10 +66,7 @@ def prepare(
     stories; `heldout_share` and `documents` (how many at most) for texts; `text_field` for JSON lines and tables.
     """
     _check_positive(length=length, blocks=blocks, heldout_blocks=heldout_blocks)
-    if vocabulary is not None:
-        _check_positive(vocabulary=vocabulary)
-    if documents is not None:
-        _check_positive(documents=documents)
+    _check_positive(vocabulary=vocabulary, documents=documents)
     if not 0 < heldout_share < 1:
         raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
     names = [source] if isinstance(source, (str, Path)) else list(source)
@@ -75,29 +74,28 @@ def prepare(
         raise UserError("name a corpus or a file to prepare")
     if len(names) == 1 and (Path(names[0]) / "manifest.json").is_file():
         return _open_as_asked(Path(names[0]), tokenizer, vocabulary, length)
-    report = progress or (lambda stage, done, total: None)
     if tokenizer is not None and tokenizer not in KINDS and not (Path(tokenizer) / "tokenizer.json").is_file():
         raise unknown_name("tokenizer", tokenizer, KINDS)
-
-    settings: dict[str, Any] = {"format": FORMAT, "length": length}
-    texts: Source | None = None
+    content: _Stories | _Texts
     if names == ["stories"]:
-        words = stories_law().vocabulary
-        if tokenizer not in (None, "word") or vocabulary not in (None, len(words)):
-            raise UserError(f"the stories are made of words: leave tokenizer and vocabulary out (it has {len(words)})")
-        settings |= {"law": stories_law().sha256, "seed": seed, "blocks": [blocks, heldout_blocks]}
-        label = "stories"
+        words = len(stories_law().vocabulary)
+        if tokenizer not in (None, "word") or vocabulary not in (None, words):
+            raise UserError(f"the stories are made of words: leave `tokenizer` and `vocabulary` out (it has {words})")
+        content = _Stories(seed, blocks, heldout_blocks)
     else:
         texts = _texts(names, text_field, heldout_share, dataset_config, dataset_split, documents)
-        label = texts.name
-        kind = tokenizer or "bpe"
-        settings |= {"source": texts.key(), "tokenizer": kind, "vocabulary": vocabulary}
-        if kind not in KINDS:
-            settings["tokenizer"] = Tokenizer.load(kind).sha256
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        content = _Texts(texts, tokenizer or "bpe", vocabulary)
+    return _prepared(content, length, out, overwrite, progress or (lambda stage, done, total: None))
 
+
+def _prepared(
+    content: _Stories | _Texts, length: int, out: str | Path | None, overwrite: bool, report: Progress
+) -> Corpus:
+    """The corpus with this content, made unless it is there."""
+    settings = {"format": FORMAT, "length": length, **content.key()}
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     if out is None:
-        tidy = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in label)[:40]
+        tidy = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in content.name)[:40]
         folder = cache_folder() / "corpora" / f"{tidy}-{length}-{key[:12]}"
     else:
         folder = Path(out)
@@ -109,11 +107,7 @@ def prepare(
             raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
         work = _Work(folder, key, length)
         try:
-            if texts is None:
-                _write_stories(work, seed, {"train": blocks, "heldout": heldout_blocks}, report)
-            else:
-                default = DEFAULT_VOCABULARY.get(label, OTHER_VOCABULARY)
-                _write_texts(work, texts, tokenizer or "bpe", vocabulary, default, report)
+            content.write(work, report)
         except BaseException as failure:
             work.leave(resumable=not isinstance(failure, UserError))
             raise
@@ -127,9 +121,9 @@ def _only_one(folder: Path) -> FileLock:
     return FileLock(str(locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:20]}.lock"))
 
 
-def _check_positive(**values: int) -> None:
+def _check_positive(**values: int | None) -> None:
     for name, value in values.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise UserError(f"`{name}` must be at least 1, not {value}")
 
 
@@ -137,7 +131,7 @@ def _open_as_asked(folder: Path, tokenizer: str | None, vocabulary: int | None, 
     corpus = Corpus.open(folder)
     kind = corpus.manifest["tokenizer"]["kind"]
     for what, wanted, there in (
-        ("blocks of length", length, corpus.length),
+        ("sequences of length", length, corpus.length),
         ("a vocabulary of", vocabulary, corpus.vocabulary),
         ("the tokenizer", tokenizer, kind),
     ):
@@ -157,8 +151,9 @@ def _texts(
     limit: int | None,
 ) -> Source:
     first = str(names[0])
-    if len(names) == 1 and first == "sotu":
-        return speeches(limit=limit)
+    if len(names) == 1 and first in CORPORA:
+        source: Source = CORPORA[first](limit=limit)
+        return source
     if len(names) == 1 and first.startswith("hf:"):
         return Hub(
             first.removeprefix("hf:"),
@@ -222,12 +217,26 @@ class _Work:
         self._streams[split].write(ids.astype(self.dtype).tobytes())
         self.done[split] += ids.size
 
+    def encode(self, batch: Sequence[tuple[str, str, bool]], documents: int) -> None:
+        """Append texts, each with its split and whether a document ends with it; now `documents` are done."""
+        assert self.tokenizer is not None
+        encoded = self.tokenizer.encode_batch([text for text, _, _ in batch])
+        for (text, split, closes), ids in zip(batch, encoded, strict=True):
+            self.append(split, np.array([*ids, self.tokenizer.end_id] if closes else ids, dtype=np.int64))
+            self.done[f"{split}_bytes"] += len(text.encode())
+        self.done["documents"] = documents
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of both splits so far."""
+        return int(self.done["train"] + self.done["heldout"])
+
     def note(self) -> None:
         """Bring everything to disk and say so; a later run can go on from here."""
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
-        _write_json(self.folder / "progress.json", {"key": self.key, "done": self.done})
+        write_json(self.folder / "progress.json", {"key": self.key, "done": self.done})
 
     def leave(self, *, resumable: bool) -> None:
         """Close the files; throw the folder away unless a later run can go on from it."""
@@ -243,7 +252,7 @@ class _Work:
         train, heldout = self._streams["train"], self._streams["heldout"]
         total = self.done["train"] // length
         if self.done["heldout"] < length and total >= 2:
-            # Too little was set aside to fill a block: the last whole block of the training text takes its place.
+            # Too little was set aside to fill a sequence: the last whole sequence of the training text takes its place.
             train.flush()
             train.seek((total - 1) * length * size)
             last = train.read(length * size)
@@ -252,9 +261,9 @@ class _Work:
             self.done["heldout"], self.done["train"] = length, (total - 1) * length
             split_rule = "the last block of the training text (the rule left less than a block)"
         if self.done["train"] < length or self.done["heldout"] < length:
-            tokens = self.done["train"] + self.done["heldout"]
             raise UserError(
-                f"too little text: {tokens} tokens do not fill two blocks of {length}; add text or use a smaller length"
+                f"too little text: {self.num_tokens} tokens do not fill two sequences of {length}; add text or use a "
+                "smaller `length`"
             )
         splits: dict[str, dict[str, int]] = {}
         for split, stream in (("train", train), ("heldout", heldout)):
@@ -292,87 +301,97 @@ class _Work:
             "separator": f"the end token (id {self.tokenizer.end_id}) behind every document",
             "split": split_rule,
             "splits": splits,
-            "sha256": {file: _file_hash(self.folder / file) for file in hashed},
+            "sha256": {file: file_hash(self.folder / file) for file in hashed},
         }
-        _write_json(self.folder / "settings.json", {"key": self.key})
-        _write_json(self.folder / "manifest.json", manifest)
+        write_json(self.folder / "settings.json", {"key": self.key})
+        write_json(self.folder / "manifest.json", manifest)
         (self.folder / "progress.json").unlink()
         if self.target.exists():
             shutil.rmtree(self.target)
         self.folder.rename(self.target)
 
 
-def _write_stories(work: _Work, seed: int, wanted: dict[str, int], report: Progress) -> None:
-    law = stories_law()
-    work.start(stories_tokenizer())
-    batch = 10_000
-    total = sum(wanted.values())
-    for split, num in wanted.items():
-        written = work.done[split] // work.length
-        for first in range(0, num, batch):
-            if first < written:
-                continue
-            rng = np.random.default_rng(derive_seed(seed, "stories", split, first))
-            work.append(split, law.sample(rng, min(batch, num - first), work.length))
-            work.note()
-            report("writing stories", sum(work.done[name] for name in wanted) // work.length, total)
-    work.finish(
-        "stories",
-        {"kind": "stories", "law": law.sha256, "seed": seed},
-        "separate seeds",
-        "every block starts at a story start; stories follow one another and the last is cut",
-    )
+@dataclass(frozen=True)
+class _Stories:
+    """Stories written by their law."""
 
+    seed: int
+    num_train: int
+    num_heldout: int
+    name = "stories"
 
-def _write_texts(
-    work: _Work, source: Source, kind: str, vocabulary: int | None, default: int, report: Progress
-) -> None:
-    source.survey(report)
-    if work.tokenizer is None:
-        report("choosing the tokenizer", 0, None)
-        work.start(build(kind, _learning_texts(source), vocabulary, default))
-    else:
-        work.start(work.tokenizer)
-    assert work.tokenizer is not None
-    end = work.tokenizer.end_id
-    number, noted = 0, work.done["train"] + work.done["heldout"]
-    total = source.describe().get("documents")
-    batch: list[tuple[str, str, bool]] = []
-    waiting = 0
+    def key(self) -> dict[str, Any]:
+        """What decides the tokens."""
+        return {"law": stories_law().sha256, "seed": self.seed, "blocks": [self.num_train, self.num_heldout]}
 
-    def write_batch() -> None:
-        nonlocal waiting
-        assert work.tokenizer is not None
-        for (text, split, closes), ids in zip(
-            batch, work.tokenizer.encode_batch([text for text, _, _ in batch]), strict=True
-        ):
-            work.append(split, np.array([*ids, end] if closes else ids, dtype=np.int64))
-            work.done[f"{split}_bytes"] += len(text.encode())
-        batch.clear()
-        waiting = 0
-
-    for number, document in enumerate(source.documents(), start=1):
-        if number <= work.done["documents"]:
-            continue
-        pieces = list(_pieces(document.text))
-        for index, piece in enumerate(pieces):
-            batch.append((piece, document.split, index == len(pieces) - 1))
-            waiting += len(piece)
-        if waiting >= _BATCH:
-            write_batch()
-            work.done["documents"] = number
-            report("packing", number, total)
-            written = work.done["train"] + work.done["heldout"]
-            if written - noted >= _NOTE_EVERY:
+    def write(self, work: _Work, report: Progress) -> None:
+        law, batch = stories_law(), 10_000
+        work.start(stories_tokenizer())
+        for split, num in (("train", self.num_train), ("heldout", self.num_heldout)):
+            written = work.done[split] // work.length
+            for first in range(0, num, batch):
+                if first < written:
+                    continue
+                rng = np.random.default_rng(derive_seed(self.seed, "stories", split, first))
+                work.append(split, law.sample(rng, min(batch, num - first), work.length))
                 work.note()
-                noted = written
-    write_batch()
-    work.done["documents"] = number
-    report("packing", number, total)
-    if number == 0:
-        raise UserError(f"the corpus is empty: {source.name} has no text")
-    work.note()
-    work.finish(source.name, source.describe(), source.split_rule(), "documents one after another, cut into blocks")
+                report("writing stories", work.num_tokens // work.length, self.num_train + self.num_heldout)
+        work.finish(
+            self.name,
+            {"kind": "stories", "law": law.sha256, "seed": self.seed},
+            "separate seeds",
+            "every block starts at a story start; stories follow one another and the last is cut",
+        )
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Documents of a source under a tokenizer."""
+
+    source: Source
+    tokenizer: str
+    vocabulary: int | None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def key(self) -> dict[str, Any]:
+        """What decides the tokens."""
+        kind = self.tokenizer if self.tokenizer in KINDS else Tokenizer.load(self.tokenizer).sha256
+        return {"source": self.source.key(), "tokenizer": kind, "vocabulary": self.vocabulary}
+
+    def write(self, work: _Work, report: Progress) -> None:
+        source = self.source
+        source.survey(report)
+        if work.tokenizer is None:
+            report("choosing the tokenizer", 0, None)
+            default = DEFAULT_VOCABULARY.get(self.name, OTHER_VOCABULARY)
+            work.start(build(self.tokenizer, _learning_texts(source), self.vocabulary, default))
+        else:
+            work.start(work.tokenizer)
+        number, noted, waiting = 0, work.num_tokens, 0
+        total = source.describe().get("documents")
+        batch: list[tuple[str, str, bool]] = []
+        for number, document in enumerate(source.documents(), start=1):
+            if number <= work.done["documents"]:
+                continue
+            pieces = list(_pieces(document.text))
+            batch += [(piece, document.split, index == len(pieces)) for index, piece in enumerate(pieces, start=1)]
+            waiting += len(document.text)
+            if waiting >= _BATCH:
+                work.encode(batch, number)
+                batch, waiting = [], 0
+                report("packing", number, total)
+                if work.num_tokens - noted >= _NOTE_EVERY:
+                    work.note()
+                    noted = work.num_tokens
+        work.encode(batch, number)
+        report("packing", number, total)
+        if number == 0:
+            raise UserError(f"the corpus is empty: {source.name} has no text")
+        work.note()
+        work.finish(source.name, source.describe(), source.split_rule(), "documents one after another, cut into blocks")
 
 
 def _learning_texts(source: Source) -> Iterator[str]:
@@ -394,18 +413,3 @@ def _pieces(text: str) -> Iterator[str]:
         yield text[first:last]
         first = last
     yield text[first:]
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    """In one step: a reader sees the old file or the new one."""
-    scratch = path.with_suffix(".tmp")
-    with open(scratch, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-
-
-def _file_hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

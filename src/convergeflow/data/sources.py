@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from convergeflow.data.fetch import fetched
+from convergeflow.data.fetch import fetched, file_hash
 from convergeflow.errors import ConvergeFlowError, UserError
 
 Progress = Callable[[str, int, int | None], None]
@@ -103,10 +103,8 @@ class Files:
         done = 0
         self._facts = []
         for file in self._files:
-            with open(file, "rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
             size = file.stat().st_size
-            self._facts.append({"name": file.name, "bytes": size, "sha256": digest})
+            self._facts.append({"name": file.name, "bytes": size, "sha256": file_hash(file)})
             done += size
             progress("reading", done, total)
         marks: list[tuple[bytes, int]] = []

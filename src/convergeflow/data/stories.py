@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from convergeflow.data.automaton import Grammar
-from convergeflow.data.program import Article, Choice, Fact, Floats, Ints, Line, Mention, Piece, Say, lines, one_of
+from convergeflow.data.program import Article, Choice, Fact, Floats, Line, Mention, Piece, Say, lines, one_of
 from convergeflow.errors import UserError
 
 END_TOKEN = "<end>"
@@ -129,16 +129,17 @@ def _rest(own: Mapping[str, Piece]) -> Piece:
     return Choice(((0.7, long), (0.3, short)))
 
 
-class StoriesLaw:
-    """The law of the corpus: draws texts and says how likely any text is. All ids are `numpy` arrays [num,
-    length]."""
+class StoriesLaw(Grammar):
+    """The law of the corpus: draws texts and says how likely any text is. All ids are `numpy` arrays [num, length]."""
 
     def __init__(self) -> None:
-        program, facts = _story_program()
-        self.grammar = Grammar(program, facts, end=END_TOKEN)
-        self.vocabulary = self.grammar.vocabulary
-        single = {fact.name: [[word] for word in fact.words] for fact in facts}
-        self.groups: dict[str, list[list[str]]] = {
+        super().__init__(*_story_program(), end=END_TOKEN)
+
+    @cached_property
+    def groups(self) -> dict[str, list[list[str]]]:
+        """For each fact: the words that speak of each of its values."""
+        single = {fact.name: [[word] for word in fact.words] for fact in self.facts}
+        return {
             "name": single.pop("girl") + single.pop("boy"),
             "gender": [[*GIRLS.split(), "girl", "she", "her"], [*BOYS.split(), "boy", "he", "his", "him"]],
             **single,
@@ -147,84 +148,34 @@ class StoriesLaw:
     @cached_property
     def sha256(self) -> str:
         """A hash of the whole law: it changes whenever a word or a probability does."""
-        grammar = self.grammar
-        tables = (grammar.arc_probability, grammar.arc_target, grammar.arc_fact, grammar.arc_value, grammar.starts)
         digest = hashlib.sha256("\n".join(self.vocabulary).encode())
-        for table in tables:
+        for table in (self.arc_probability, self.arc_target, self.arc_fact, self.arc_value, self.starts):
             digest.update(np.ascontiguousarray(table).tobytes())
         return digest.hexdigest()
-
-    # --- text ---
 
     def encode(self, story: str) -> list[int]:
         """Ids of a readable text; the inverse of `decode` on texts of the corpus."""
         spaced = story.lower().replace(".", " . ").replace(",", " , ").replace(END_TOKEN, f" {END_TOKEN} ")
-        unknown = [word for word in spaced.split() if word not in self.grammar.word_id]
+        unknown = [word for word in spaced.split() if word not in self.word_id]
         if unknown:
             raise UserError(f"{unknown[0]!r} is not one of the {len(self.vocabulary)} words of the stories")
-        return [self.grammar.word_id[word] for word in spaced.split()]
+        return [self.word_id[word] for word in spaced.split()]
 
     def decode(self, ids: Iterable[int]) -> str:
         """A readable text: see `detokenize`."""
         return detokenize([self.vocabulary[int(index)] for index in ids])
 
-    # --- the law ---
-
-    def sample(self, rng: np.random.Generator, num: int, length: int) -> Ints:
-        """Blocks that start at a story start and are cut at `length`, [num, length]."""
-        return self.grammar.sample(rng, num, length)
-
-    def clean_nll(self, ids: ArrayLike) -> Floats:
-        """Nats per block, [num]; infinite for a text that is not valid."""
-        return self.grammar.clean_nll(ids)
-
     def clean_log_prob(self, ids: ArrayLike) -> Floats:
-        return -self.grammar.clean_nll(ids)
-
-    def smoothed_nll(self, ids: ArrayLike, eps: float = 1e-3) -> Floats:
-        """Nats per block, [num]; finite for every text. See `Grammar.smoothed_nll`."""
-        return self.grammar.smoothed_nll(ids, eps)
-
-    def block_entropy(self, length: int) -> float:
-        """Entropy of a block in nats, exact; the mean clean NLL of the data."""
-        return self.grammar.block_entropy(length)
-
-    def rate(self) -> float:
-        """Nats per token of an endless text, exact."""
-        return self.grammar.rate()
+        """Log-probability of each sequence in nats, [num]."""
+        return -self.clean_nll(ids)
 
     def unigram_entropy(self) -> float:
         """Entropy of a single word of an endless text, in nats, exact."""
-        shares = self.grammar.unigram
-        return float(-np.sum(shares[shares > 0] * np.log(shares[shares > 0])))
-
-    def story_length(self) -> float:
-        """Expected tokens of a story, punctuation and end token included."""
-        return self.grammar.story_length()
-
-    # --- what a text keeps ---
-
-    def valid_sentences(self, ids: ArrayLike) -> tuple[Ints, Ints]:
-        """(valid, all) sentences of each block, judged one by one."""
-        return self.grammar.valid_sentences(ids)
-
-    def valid_stories(self, ids: ArrayLike, *, complete: bool = False) -> tuple[Ints, Ints]:
-        """(valid, all) stories of each block; a cut last story counts unless `complete`."""
-        return self.grammar.valid_stories(ids, complete=complete)
+        return float(-np.sum(self.unigram[self.unigram > 0] * np.log(self.unigram[self.unigram > 0])))
 
     def facts_kept(self, ids: ArrayLike) -> dict[str, dict[str, Any]]:
         """Per fact and for `all`: repeated mentions (and stories) that agree with the first mention."""
-        return self.grammar.agreement(ids, self.groups)
-
-    def slot_marginals(self) -> dict[str, Floats]:
-        return self.grammar.slot_marginals()
-
-    def slot_counts(self, ids: ArrayLike) -> dict[str, Ints]:
-        return self.grammar.slot_counts(ids)
-
-    def slot_divergence(self, ids: ArrayLike) -> dict[str, float]:
-        """KL(texts || law) per slot in nats."""
-        return self.grammar.slot_divergence(ids)
+        return self.agreement(ids, self.groups)
 
 
 @cache

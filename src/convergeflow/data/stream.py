@@ -1,7 +1,7 @@
-"""Which blocks a training step sees: a pure function of (seed, step), so a stopped run goes on without any state.
+"""Which sequences a training step sees: a pure function of (seed, step), so a stopped run goes on without any state.
 
-Every epoch is a permutation of all blocks, made by a small block cipher instead of a shuffled list: it costs no memory,
-and it is the same numbers on every machine and library version.
+Every epoch is a permutation of all sequences, made by a small block cipher instead of a shuffled list: it costs no
+memory, and it is the same numbers on every machine and library version.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _ROUNDS = 6
 
 
 def rows(seed: int, step: int, batch: int, num_blocks: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-    """Indices of the blocks of step `step` (counted from 0), [batch / world].
+    """Indices of the sequences of step `step` (counted from 0), [batch / world].
 
-    `batch` is the global batch; rank r of `world` gets the r-th contiguous part of it. Every block is seen once an
+    `batch` is the global batch; rank r of `world` gets the r-th contiguous part of it. Every sequence is seen once an
     epoch; a batch may run over the border of two epochs.
     """
     if num_blocks < 1 or batch < 1 or step < 0:

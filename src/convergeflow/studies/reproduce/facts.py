@@ -41,7 +41,7 @@ MIDDLE = 4.0
 def repeated(tokens: Tensor) -> list[tuple[int, list[int], str]]:
     """(row, positions, kind) of every fact that a story mentions at least twice."""
     law = stories_law()
-    word_id = law.grammar.word_id
+    word_id = law.word_id
     end = word_id[END_TOKEN]
     kinds = {kind: {word_id[word] for words in law.groups[kind] for word in words} for kind in KINDS}
     found = []
@@ -89,7 +89,7 @@ def _read(model: ConvergeFlowModel, tokens: Tensor, unigram: Any, level: float) 
     first = network(x, at, table=table).weigh(x, at).mu
     logits = network(x, at, first, table=table).logits(x, at)
     law = stories_law()
-    ids = {kind: torch.tensor([law.grammar.word_id[w] for ws in law.groups[kind] for w in ws]) for kind in KINDS}
+    ids = {kind: torch.tensor([law.word_id[w] for ws in law.groups[kind] for w in ws]) for kind in KINDS}
     right: dict[str, list[tuple[str, float, int]]] = {reader: [] for reader in READERS}
     for row, positions, kind in repeated(tokens):
         words, true = ids[kind], tokens[row, positions]
