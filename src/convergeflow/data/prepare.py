@@ -59,7 +59,7 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Corpus:
-    """A corpus from a name (`stories`, `sotu`), from files or folders, or from a hub dataset (`hf:NAME`).
+    """A corpus from a name (`stories`, `basic`, `sotu`), from files or folders, or from a hub dataset (`hf:NAME`).
 
     A folder that is a prepared corpus is opened as it is. `out` defaults to a folder of the cache named by these
     settings; the second call with the same settings only opens it. `seed`, `blocks` and `heldout_blocks` are for the

@@ -54,7 +54,7 @@ class CorpusConfig(Section):
     paths: tuple[str, ...] = ()
     """The user's own files (txt, jsonl, parquet); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe`, `byte`, `gpt2` or a folder; none: what suits the corpus."""
+    """`word`, `word-byte`, `bpe`, `byte`, `gpt2` or a folder; none: what suits the corpus."""
     vocabulary: PositiveInt | None = None
     """Number of tokens; none: what the tokenizer gives."""
     length: PositiveInt = 64
