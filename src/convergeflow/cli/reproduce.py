@@ -8,7 +8,7 @@ import typer
 def reproduce(
     name: str | None = typer.Argument(None, metavar="[NAME|all]", help="An experiment by name, or all of them."),
     scale: str = typer.Option(
-        "test", "--scale", help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper."
+        "test", "--scale", help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), basic, or paper."
     ),
     out: str = typer.Option("reproduction", "--out", help="Folder for records, figures and the report."),
     show: bool = typer.Option(False, "--list", help="List the experiments with their cost and stop."),
@@ -27,7 +27,7 @@ def reproduce(
     from convergeflow.cli import console
     from convergeflow.errors import UserError
     from convergeflow.results.store import Store, readable
-    from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
+    from convergeflow.studies.reproduce.registry import experiments, experiments_of
     from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
 
     if show:
@@ -47,7 +47,7 @@ def reproduce(
     if name is None:
         raise UserError("name an experiment or all (convergeflow reproduce --list shows them)")
     sizes = scale_by_name(scale)
-    chosen = list(experiments().values()) if name == "all" else [experiment_by_name(name)]
+    chosen = experiments_of(sizes, name)
 
     from convergeflow.studies.reproduce.report import counts
     from convergeflow.studies.reproduce.report import reproduce as run

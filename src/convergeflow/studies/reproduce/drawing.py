@@ -15,9 +15,11 @@ from convergeflow.results import figures
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.kinds import criterion_name
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
+from convergeflow.studies.reproduce.scale import scale_by_name
 from convergeflow.studies.reproduce.trade_off import points_of
 
 ENTROPY = "unigram entropy (nats)"
+SCORERS = {"exact": "exact law", "smollm2": "SmolLM2", "gpt2-large": "GPT-2 Large"}
 
 
 def draw(description: Mapping[str, Any], result: ExperimentResult) -> Figure:
@@ -88,11 +90,11 @@ def frontiers_beside_the_paper(result: ExperimentResult, panels: Sequence[Mappin
         theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
         ours.axvline(real["entropy"], color="grey", linestyle=":", linewidth=1.2)
         mark_real(ours, real, [point[0] for name in names for point in points_of(result.curve(name))])
-        scorer = "exact law" if result.scale != "paper" else "GPT-2 Large"
+        scorer = scale_by_name(result.scale).scorer
         logarithmic(ours)
         logarithmic(theirs)
         figures.label_axes(theirs, ENTROPY, "Gen. PPL (GPT-2 Large)", f"Paper: {title}")
-        figures.label_axes(ours, ENTROPY, f"Gen. PPL ({scorer})", f"This run ({result.scale}): {title}")
+        figures.label_axes(ours, ENTROPY, f"Gen. PPL ({SCORERS[scorer]})", f"This run ({result.scale}): {title}")
         theirs.legend(loc="best")
         ours.legend(loc="best")
     return figure

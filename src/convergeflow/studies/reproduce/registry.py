@@ -3,7 +3,7 @@
 An experiment asks one question, measures points into a store, draws them beside the paper's numbers, and judges the
 paper's claims by what it measured. Its description is data, in `experiments/NAME.yaml`: question, costs, claims, and
 (unless a module of its own measures) points, figure and tables, which `engine.py` carries out. The same description
-holds at three scales; a scale only changes sizes. Nothing heavy is imported before an experiment runs.
+holds at every scale; a scale only changes sizes. Nothing heavy is imported before an experiment runs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convergeflow.errors import unknown_name
+from convergeflow.errors import UserError, unknown_name
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
-from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data
+from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data, scale_by_name
 
 if TYPE_CHECKING:
     from convergeflow.results.store import Store
@@ -128,7 +128,7 @@ class Experiment:
         from convergeflow.studies.reproduce import engine
         from convergeflow.studies.reproduce.bench import Bench
 
-        cost, bench = self.cost[scale.name], Bench(store, scale)
+        cost, bench = self.cost[scale.like], Bench(store, scale)
         store.pace.begin(cost.points, cost.seconds)
         measure = self.own("measure")
         records, values = engine.measure(self.points, bench) if measure is None else measure(bench)
@@ -146,7 +146,7 @@ class Experiment:
         for claim in self.claims:
             function = self.own(claim.judge) or getattr(judges, claim.judge)
             judgement = function(result, **claim.arguments)
-            if result.scale not in claim.scales:
+            if scale_by_name(result.scale).like not in claim.scales:
                 judgement = not_testable(f"needs {claim.needs} ({judgement.evidence})", judgement.paper)
             found[claim.name] = judgement
         return found
@@ -188,6 +188,17 @@ class Experiment:
 def experiments() -> dict[str, Experiment]:
     """All experiments by name, theory first."""
     return {name: Experiment.read(name) for name in NAMES}
+
+
+def experiments_of(scale: ExperimentScale, name: str) -> list[Experiment]:
+    """The experiments of a scale: one by name, or `all`."""
+    known = scale.experiments or NAMES
+    if name == "all":
+        return [experiments()[each] for each in known]
+    found = experiment_by_name(name)
+    if name not in known:
+        raise UserError(f"{name} is no experiment of the scale {scale.name}; it has {', '.join(known)}")
+    return [found]
 
 
 def experiment_by_name(name: str) -> Experiment:

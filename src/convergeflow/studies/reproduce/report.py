@@ -65,7 +65,7 @@ def reproduce(
     experiments: Sequence[Experiment], store: Store, scale: ExperimentScale, *, page: str = "report"
 ) -> list[Finished]:
     """Run experiments in order; what is in the store already is not measured again. `page` names the report."""
-    costs = [experiment.cost[scale.name] for experiment in experiments]
+    costs = [experiment.cost[scale.like] for experiment in experiments]
     points, seconds = sum(cost.points for cost in costs), sum(cost.seconds for cost in costs)
     store.pace = Pace(points, seconds, store.note)
     store.note(
