@@ -36,12 +36,14 @@ class ExactChain(ExactPredictor):
 
     def after(self, words: Tensor) -> ExactChain:
         behind = copy(self)
-        behind.law = NEXT[words[:, -1]] if words.shape[1] else START.expand(len(words), 3)
+        behind.law = NEXT[words[:, -1]]
         return behind
 
     def __call__(self, x: Tensor, at: Any, condition: Tensor | None) -> LogF:
         # The head's bias is shared by all rows; a row's own prior enters through one-hot features instead.
-        return KernelLogF(self.law.log()[:, None], torch.eye(3, dtype=torch.float64), None, self.table)
+        return KernelLogF(
+            self.law.log().expand(len(x), 3)[:, None], torch.eye(3, dtype=torch.float64), None, self.table
+        )
 
 
 @pytest.mark.parametrize(("solver", "steps"), [("euler", 60), ("kernel", 1)])
