@@ -33,8 +33,7 @@ def test_panels_are_as_many_as_asked_and_saved_twice(tmp_path: Path) -> None:
         assert len(axes) == 4 and sum(panel.get_visible() for panel in figure.axes) == 4
         figures.trade_off(axes[0], [(3.0, 20.0), (3.2, 30.0)], label="a", colour="k", errors=[(0.1, None), (0.1, 2.0)])
         figures.trade_off(axes[1], [(3.0, 20.0)], label="b", colour="k")
-        axes[0].set_yscale("log")
-        figures.plain_logarithm(axes[0])
+        figures.logarithmic(axes[0])
         figures.count_axis(axes[2], [8, 16])
     saved = figures.save(figure, tmp_path / "new", "name")
     assert [path.name for path in saved] == ["name.png", "name.svg"] and all(path.is_file() for path in saved)

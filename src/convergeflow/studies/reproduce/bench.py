@@ -63,6 +63,11 @@ class Bench:
         return models.sampled_model(self.store, self.scale)
 
     @cached_property
+    def start(self) -> Kept:
+        """The CE-trained model that others start from."""
+        return models.start_model(self.store, self.scale)
+
+    @cached_property
     def assessor(self) -> Assessor:
         return Assessor(scorer_named(self.scale.scorer), self.reference)
 

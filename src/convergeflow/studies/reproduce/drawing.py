@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from convergeflow.results import figures
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.kinds import criterion_name
-from convergeflow.studies.reproduce.result import ExperimentResult, Record
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, field_of
 from convergeflow.studies.reproduce.trade_off import points_of
 
 ENTROPY = "unigram entropy (nats)"
@@ -30,14 +30,13 @@ def draw(description: Mapping[str, Any], result: ExperimentResult) -> Figure:
 # ------------------------------------------------------------------------------------------------------- shared
 
 
-def series(
-    axes: Axes, records: Sequence[Record], x: str, number: str, *, shift: float = 0, factor: float = 1, **look: Any
-) -> None:
-    """A number over a field of the records, with bars of one standard error."""
+def series(axes: Axes, records: Sequence[Record], x: str, number: str, **look: Any) -> None:
+    """A number over a field of the records, with bars of one standard error where it has one."""
+    errors = [field_of(record, f"{number}_se") for record in records]
     axes.errorbar(
-        [record[x] - shift for record in records],
-        [factor * record["values"][number] for record in records],
-        yerr=[factor * record["values"][f"{number}_se"] for record in records],
+        [record[x] for record in records],
+        [field_of(record, number) for record in records],
+        yerr=None if None in errors else errors,
         capsize=2,
         **look,
     )
@@ -50,11 +49,6 @@ def curve(axes: Axes, records: Sequence[Record], source: str = "values", **look:
         errors = [(r["values"]["entropy_se"] or 0.0, r["values"]["gen_ppl_se"] or 0.0) for r in records]
     points = [(entropy, gen_ppl) for gen_ppl, entropy in points_of(records, source)]
     figures.trade_off(axes, points, errors=errors, **look)
-
-
-def logarithmic(axes: Axes) -> None:
-    axes.set_yscale("log")
-    figures.plain_logarithm(axes)
 
 
 def mark_real(axes: Axes, real: dict[str, Any], around: Sequence[float]) -> None:
@@ -89,8 +83,8 @@ def frontiers_beside_the_paper(result: ExperimentResult, panels: Sequence[Mappin
         ours.axvline(real["entropy"], color="grey", linestyle=":", linewidth=1.2)
         mark_real(ours, real, [point[0] for name in names for point in points_of(result.curve(name))])
         scorer = "exact law" if result.scale != "paper" else "GPT-2 Large"
-        logarithmic(ours)
-        logarithmic(theirs)
+        figures.logarithmic(ours)
+        figures.logarithmic(theirs)
         figures.label_axes(theirs, ENTROPY, "Gen. PPL (GPT-2 Large)", f"Paper: {title}")
         figures.label_axes(ours, ENTROPY, f"Gen. PPL ({scorer})", f"This run ({result.scale}): {title}")
         theirs.legend(loc="best")
@@ -105,26 +99,54 @@ def frontiers(result: ExperimentResult, panels: Mapping[str, Sequence[str]]) -> 
         for name, colour, marker in zip(result.curves(list(patterns)), figures.COLOURS, "os^D", strict=False):
             curve(panel, result.curve(name), label=name.split(",")[0], colour=colour, marker=marker)
         panel.axvline(result.values["real"]["entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
-        logarithmic(panel)
+        figures.logarithmic(panel)
         figures.label_axes(panel, ENTROPY, "Gen. PPL", f"{title} ({result.scale})")
         panel.legend(loc="best")
     return figure
 
 
-def over_steps(result: ExperimentResult, labels: Mapping[str, str], x: str, title: str) -> Figure:
-    """Gen. PPL and entropy of each curve over the number of steps."""
-    figure, axes = figures.panels(2, width=5.0)
-    real = result.values["real"]
-    for panel, number, unit in zip(axes, ("gen_ppl", "entropy"), ("Gen. PPL", ENTROPY), strict=True):
-        for (name, label), colour, marker in zip(labels.items(), figures.COLOURS, "os^", strict=False):
-            series(panel, result.curve(name), "steps", number, marker=marker, color=colour, label=label)
-        if number == "entropy" or min(r["values"]["gen_ppl"] for r in result.records) < 20 * real["gen_ppl"]:
-            panel.axhline(real[number], color="grey", linestyle=":", label="real text")
-        figures.count_axis(panel, sorted({record["steps"] for record in result.records}))
-        figures.label_axes(panel, x, unit, f"{unit.split(' (')[0]} {title} ({result.scale})")
-    logarithmic(axes[0])
-    axes[0].legend(loc="best")
+def lines(result: ExperimentResult, panels: Sequence[Mapping[str, Any]], width: float = 5.0) -> Figure:
+    """Numbers over a field of the records.
+
+    A panel has a `title`, its `over` (a field) and `x` and `y` (what the axes say), and `lines`: each a `number` with a
+    `label`, of one `curve` or of all records, perhaps with a band up to another number (`to`). `levels` are horizontal
+    lines at a number, or at a field of the first record or of real text. `log` and `counts` choose the axes.
+    """
+    figure, axes = figures.panels(len(panels), width=width)
+    for panel, said in zip(axes, panels, strict=True):
+        for index, line in enumerate(said["lines"]):
+            records = result.curve(line["curve"]) if "curve" in line else result.records
+            if None in [field_of(record, line["number"]) for record in records]:
+                continue
+            look = {"color": figures.COLOURS[index % len(figures.COLOURS)], "marker": "os^Dvp*h"[index % 8]}
+            look |= {name: line[name] for name in ("color", "marker", "label", "linestyle") if name in line}
+            series(panel, records, said["over"], line["number"], **look)
+            if "to" in line:
+                ends = [[field_of(record, line[end]) for record in records] for end in ("number", "to")]
+                panel.fill_between([r[said["over"]] for r in records], *ends, color=look["color"], alpha=0.15, lw=0)
+        for level in said.get("levels", ()):
+            _level(panel, result, **level)
+        if said.get("counts"):
+            figures.count_axis(panel, sorted({record[said["over"]] for record in result.records}))
+        if said.get("log"):
+            figures.logarithmic(panel)
+        if "limits" in said:
+            panel.set_ylim(*said["limits"])
+        figures.label_axes(panel, said["x"], said["y"], said["title"].format(scale=result.scale))
+        if panel.get_legend_handles_labels()[1]:
+            panel.legend(loc="best")
     return figure
+
+
+def _level(axes: Axes, result: ExperimentResult, at: float | str, label: str) -> None:
+    """A dotted horizontal line; real text far below everything else is left out, so that the curves keep the panel."""
+    height = at
+    if isinstance(at, str):
+        source = {"real": result.values.get("real"), **result.records[0]}
+        height = float(field_of(source, at))
+        if at == "real.gen_ppl" and min(r["values"]["gen_ppl"] for r in result.records) >= 20 * height:
+            return
+    axes.axhline(float(height), color="grey", linestyle=":", label=label.format(float(height)))
 
 
 def token_rules(result: ExperimentResult, rules: Sequence[str]) -> Figure:
@@ -136,14 +158,14 @@ def token_rules(result: ExperimentResult, rules: Sequence[str]) -> Figure:
         curve(axes[0], result.curve(f"{rule}, NFE 64"), label=rule, colour=colour, marker=marker, line=line)
         if rule != "weight":
             look: dict[str, Any] = {"marker": marker, "color": colour, "label": f"weight = {rule}"}
-            series(axes[1], agreement, "steps", rule, factor=100, **look)
+            series(axes[1], agreement, "steps", rule, **look)
     title = f"This run ({result.scale}): three rules, same samples, NFE 64"
     figures.label_axes(axes[0], ENTROPY, "Gen. PPL", title)
     axes[0].legend(title="token rule")
-    ends = [100 * said["agreement_low"], 100 * said["agreement_high"]]
+    ends = [said["agreement_low"], said["agreement_high"]]
     axes[1].plot(said["agreement_steps"], ends, "k*:", markersize=9, label="paper (its two ends)")
     figures.count_axis(axes[1], sorted({*(record["steps"] for record in agreement), *said["agreement_steps"]}))
-    figures.label_axes(axes[1], "steps N", "positions that agree (%)", "Agreement of the token rules")
+    figures.label_axes(axes[1], "steps N", "share of positions that agree", "Agreement of the token rules")
     axes[1].legend(loc="best")
     return figure
 
