@@ -47,5 +47,12 @@ def test_tables_escape_what_they_show() -> None:
         "| yes |",
         "| 0.1235 |",
     ]
-    shown = pages.table(["<a>"], [["<b>", 3]])
-    assert "&lt;a&gt;" in shown and "&lt;b&gt;" in shown and '<td class="n">3</td>' in shown
+    assert pages.markdown_table(["a"], [[None], [3], [0.5]])[1] == "|---:|"
+
+
+def test_a_page_shows_html_as_text_and_holds_its_pictures(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"picture")
+    text = ["# A <b>", "", "<script>x</script>", "", "![a](a.png)", "", *pages.markdown_table(["<a>"], [["x|<b>"]])]
+    shown = pages.page("\n".join(text), tmp_path)
+    assert "<title>A &lt;b&gt;</title>" in shown and "<script" not in shown and "<b>" not in shown
+    assert "<td>x|&lt;b&gt;</td>" in shown and 'src="data:image/png;base64,cGljdHVyZQ=="' in shown

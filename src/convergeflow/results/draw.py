@@ -115,7 +115,8 @@ class Measurer:
         advance: Advance = silent,
     ) -> tuple[record.Record, str]:
         """The record of a model under `options`, and its file in the store; `key` is added to the study's own."""
-        whole = {**self.key(), **key, "weights": about["weights"], "options": described(options)}
+        chosen = {option: value.describe() if option == "settings" else value for option, value in options.items()}
+        whole = {**self.key(), **key, "weights": about["weights"], "options": chosen}
         name = f"{name}-{digest(whole)[:10]}"
         began = time.perf_counter()
         found = kept = self.store.find(name, whole)
@@ -133,8 +134,3 @@ class Measurer:
         said = f"{label} (Gen. PPL {gen_ppl}, entropy {found['entropy']:.3f}, NFE {found['nfe']})"
         self.store.pace.count(said, time.perf_counter() - began, reused=kept is not None)
         return found, f"records/{name}.json"
-
-
-def described(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `model.sample` as JSON values."""
-    return {name: value.describe() if name == "settings" else value for name, value in options.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,16 +72,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         figure.savefig(paths[1], metadata={"Date": None})
     pyplot.close(figure)
     return paths
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element for a page."""
-    buffer = io.StringIO()
-    with style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
 
 
 def label_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -251,7 +240,7 @@ def _label(axes: Axes, text: str, x: float, y: float, colour: str, *, below: boo
 # --- a flow converging ---
 
 
-def draw_distances(axes: Axes, log_snr: Sequence[float], bands: Mapping[str, tuple[Any, Any]]) -> None:
+def draw_distances(axes: Axes, log_snr: Any, bands: Mapping[str, Any]) -> None:
     """The paper's convergence figure: bands (low, high) of the `nearest` and the `second` distance along the flow."""
     for name, label, colour in (("nearest", "nearest embedding", COLOURS[0]), ("second", "second nearest", COLOURS[1])):
         low, high = (np.asarray(end) for end in bands[name])

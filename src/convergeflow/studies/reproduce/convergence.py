@@ -64,8 +64,10 @@ def _follow(bench: Bench, kept: models.Kept) -> dict[str, Any]:
     }
 
 
-def _values(result: ExperimentResult, predictor: str) -> dict[str, Any]:
-    return result.values_of(predictor=predictor)
+def _ends(result: ExperimentResult, predictor: str) -> tuple[dict[str, float], dict[str, float]]:
+    """The bands of the nearest and of the second-nearest distance at the end of the flow."""
+    values = result.values_of(predictor=predictor)
+    return values["nearest"][-1], values["second"][-1]
 
 
 def _noise_band(width: int) -> tuple[float, float]:
@@ -75,12 +77,10 @@ def _noise_band(width: int) -> tuple[float, float]:
 
 
 def approaches_one(result: ExperimentResult) -> Judgement:
-    values = _values(result, "weighted")
-    low, high = _noise_band(values["width"])
-    end = values["nearest"][-1]
+    values = result.values_of(predictor="weighted")
     return equal(
-        exactly(end["middle"]),
-        exactly(0.5 * (low + high)),
+        exactly(values["nearest"][-1]["middle"]),
+        exactly(0.5 * sum(_noise_band(values["width"]))),
         tolerance=0.05,
         what=f"middle of the nearest distance's 1-99 % band at log-SNR {values['log_snr'][-1]:g} against pure noise",
         paper="approaches one",
@@ -88,10 +88,9 @@ def approaches_one(result: ExperimentResult) -> Judgement:
 
 
 def concentrated(result: ExperimentResult) -> Judgement:
-    values, direct = _values(result, "weighted"), _values(result, "direct")
-    low, high = _noise_band(values["width"])
-    width = values["nearest"][-1]["high"] - values["nearest"][-1]["low"]
-    other = direct["nearest"][-1]["high"] - direct["nearest"][-1]["low"]
+    low, high = _noise_band(result.values_of(predictor="weighted")["width"])
+    nearest = [_ends(result, predictor)[0] for predictor in PREDICTORS]
+    width, other = (band["high"] - band["low"] for band in nearest)
     return Judgement(
         decide(width <= 1.25 * (high - low) and other > 1.02 * width, resolved=True),
         f"1-99 % band of the nearest distance at the end: weighted {width:.3f}, direct {other:.3f}, "
@@ -101,34 +100,28 @@ def concentrated(result: ExperimentResult) -> Judgement:
 
 
 def separated(result: ExperimentResult) -> Judgement:
-    ratios = {}
-    for predictor in PREDICTORS:
-        values = _values(result, predictor)
-        ratios[predictor] = values["second"][-1]["low"] / values["nearest"][-1]["high"]
+    ends = [_ends(result, predictor) for predictor in PREDICTORS]
+    weighted, direct = (second["low"] / nearest["high"] for nearest, second in ends)
     return Judgement(
-        decide(ratios["weighted"] > 1.02 and ratios["weighted"] > 1.02 * ratios["direct"], resolved=True),
+        decide(weighted > 1.02 and weighted > 1.02 * direct, resolved=True),
         "second-nearest (1st percentile) over nearest (99th) at the end of the flow: "
-        + ", ".join(f"{predictor} {value:.2f}" for predictor, value in ratios.items())
-        + " (above 1 the bands do not touch)",
+        f"weighted {weighted:.2f}, direct {direct:.2f} (above 1 the bands do not touch)",
         "clear separation for the weighted predictor, poor for the direct one",
     )
 
 
 def direct_grows(result: ExperimentResult) -> Judgement:
-    values, other = _values(result, "direct"), _values(result, "weighted")
+    weighted, direct = (_ends(result, predictor)[0]["middle"] for predictor in PREDICTORS)
     return Judgement(
-        decide(values["nearest"][-1]["middle"] > 1.02 * other["nearest"][-1]["middle"], resolved=True),
-        f"nearest distance at the end: direct {values['nearest'][-1]['middle']:.3f}, "
-        f"weighted {other['nearest'][-1]['middle']:.3f}",
+        decide(direct > 1.02 * weighted, resolved=True),
+        f"nearest distance at the end: direct {direct:.3f}, weighted {weighted:.3f}",
         "both distances of the direct predictor increase",
     )
 
 
 def alike_in_noise(result: ExperimentResult) -> Judgement:
-    worst = 0.0
-    for predictor in PREDICTORS:
-        values = _values(result, predictor)
-        worst = max(worst, values["second"][0]["middle"] / values["nearest"][0]["middle"] - 1)
+    found = [record["values"] for record in result.records]
+    worst = max(values["second"][0]["middle"] / values["nearest"][0]["middle"] - 1 for values in found)
     return Judgement(
         decide(worst < 0.05, resolved=True),
         f"second over nearest minus one at the first grid point: {worst:.3f}",
@@ -153,7 +146,7 @@ def draw(result: ExperimentResult) -> Figure:
     figure, axes = figures.panels(2, width=5.2)
     top = max(band["high"] for record in result.records for band in record["values"]["second"])
     for panel, (predictor, title) in zip(axes, PREDICTORS.items(), strict=True):
-        values = _values(result, predictor)
+        values = result.values_of(predictor=predictor)
         bands = {
             name: tuple([band[end] for band in values[name]] for end in ("low", "high"))
             for name in ("nearest", "second")

@@ -19,7 +19,6 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.fused import nearest
-from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
@@ -35,9 +34,7 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     table = toys.random_table(VOCABULARY, WIDTH, seed=9)
     predictor = toys.ScaledStatePredictor(table, schedule)
     grid = theorem_grid(num_steps, 0.5)
-    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="prediction")
-    noise = toys.starting_noise(trajectories, 1, WIDTH, seed=4)
-    outcome = integrate(predictor, settings, noise)
+    outcome = toys.flow(predictor, grid, toys.starting_noise(trajectories, 1, WIDTH, seed=4))
     end = schedule(grid[-1])
     distance = nearest(outcome.x / end.alpha, table).distance
     far = mean((distance >= 1.0).double().flatten().numpy())

@@ -5,6 +5,7 @@ A description gives the name of a function here and its arguments. Every functio
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,47 +63,37 @@ def mark_real(axes: Axes, real: dict[str, Any], around: Sequence[float]) -> None
 # -------------------------------------------------------------------------------------------- named by descriptions
 
 
-def frontiers_beside_the_paper(result: ExperimentResult, panels: Sequence[Mapping[str, Any]]) -> Figure:
-    """For each panel (title, curves) that has a curve a row of two: the paper's points and this run's."""
+def frontiers(result: ExperimentResult, panels: Sequence[Mapping[str, Any]], beside_the_paper: bool = True) -> Figure:
+    """A panel (title, curves) of this run's points for each that has a curve; the paper's points to its left."""
     shown = [(panel["title"], result.curves(panel["curves"])) for panel in panels]
     shown = [(title, names) for title, names in shown if names]
-    figure, axes = figures.panels(2 * len(shown), columns=2, width=5.0, height=3.6)
-    real = result.values["real"]
-    for index, (title, names) in enumerate(shown):
-        theirs, ours = axes[2 * index], axes[2 * index + 1]
-        for number, name in enumerate(names):
-            look = {
-                "label": name,
-                "colour": figures.COLOURS[number % len(figures.COLOURS)],
-                "marker": "os^Dvp*h"[number % 8],
-                "line": "-" if number % 2 == 0 or len(names) > 4 else "--",
-            }
-            curve(theirs, result.curve(name), "paper", **look)
-            curve(ours, result.curve(name), **look)
-        theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
-        ours.axvline(real["entropy"], color="grey", linestyle=":", linewidth=1.2)
-        mark_real(ours, real, [point[0] for name in names for point in points_of(result.curve(name))])
-        scorer = "exact law" if result.scale != "paper" else "GPT-2 Large"
-        figures.logarithmic(ours)
-        figures.logarithmic(theirs)
-        figures.label_axes(theirs, ENTROPY, "Gen. PPL (GPT-2 Large)", f"Paper: {title}")
-        figures.label_axes(ours, ENTROPY, f"Gen. PPL ({scorer})", f"This run ({result.scale}): {title}")
-        theirs.legend(loc="best")
-        ours.legend(loc="best")
+    sources = ("paper", "values") if beside_the_paper else ("values",)
+    figure, axes = figures.panels(len(sources) * len(shown), columns=2, width=5.0, height=3.6)
+    for place, ((title, names), source) in zip(axes, itertools.product(shown, sources), strict=True):
+        _frontier(place, result, title, names, source)
     return figure
 
 
-def frontiers(result: ExperimentResult, panels: Mapping[str, Sequence[str]]) -> Figure:
-    """This run's curves alone, a panel per title; a curve is called by its name up to the comma."""
-    figure, axes = figures.panels(len(panels), width=5.0)
-    for panel, (title, patterns) in zip(axes, panels.items(), strict=True):
-        for name, colour, marker in zip(result.curves(list(patterns)), figures.COLOURS, "os^D", strict=False):
-            curve(panel, result.curve(name), label=name.split(",")[0], colour=colour, marker=marker)
-        panel.axvline(result.values["real"]["entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
-        figures.logarithmic(panel)
-        figures.label_axes(panel, ENTROPY, "Gen. PPL", f"{title} ({result.scale})")
-        panel.legend(loc="best")
-    return figure
+def _frontier(axes: Axes, result: ExperimentResult, title: str, names: Sequence[str], source: str) -> None:
+    for number, name in enumerate(names):
+        look = {
+            "label": name,
+            "colour": figures.COLOURS[number % len(figures.COLOURS)],
+            "marker": "os^Dvp*h"[number % 8],
+            "line": "-" if number % 2 == 0 or len(names) > 4 else "--",
+        }
+        curve(axes, result.curve(name), source, **look)
+    exact = source == "values" and result.scale != "paper"
+    whose = "Paper" if source == "paper" else f"This run ({result.scale})"
+    entropy = paper.statements()["data_entropy"]
+    if source == "values":
+        entropy = result.values["real"]["entropy"]
+        around = [point[0] for name in names for point in points_of(result.curve(name))]
+        mark_real(axes, result.values["real"], around)
+    axes.axvline(entropy, color="grey", linestyle=":", linewidth=1.2, label="the data's entropy")
+    figures.logarithmic(axes)
+    figures.label_axes(axes, ENTROPY, f"Gen. PPL ({'exact law' if exact else 'GPT-2 Large'})", f"{whose}: {title}")
+    axes.legend(loc="best")
 
 
 def lines(result: ExperimentResult, panels: Sequence[Mapping[str, Any]], width: float = 5.0) -> Figure:
@@ -122,8 +113,10 @@ def lines(result: ExperimentResult, panels: Sequence[Mapping[str, Any]], width: 
             look |= {name: line[name] for name in ("color", "marker", "label", "linestyle") if name in line}
             series(panel, records, said["over"], line["number"], **look)
             if "to" in line:
-                ends = [[field_of(record, line[end]) for record in records] for end in ("number", "to")]
-                panel.fill_between([r[said["over"]] for r in records], *ends, color=look["color"], alpha=0.15, lw=0)
+                x, low, high = (
+                    [field_of(r, name) for r in records] for name in (said["over"], line["number"], line["to"])
+                )
+                panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
         for level in said.get("levels", ()):
             _level(panel, result, **level)
         if said.get("counts"):

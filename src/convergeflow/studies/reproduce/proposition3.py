@@ -8,6 +8,7 @@ why the separation is needed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,6 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
 from convergeflow.results import figures
 from convergeflow.sampling.cohort import Step
-from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
@@ -69,8 +69,8 @@ def _along_flow(trajectories: int, num_steps: int) -> dict[str, Any]:
         steps.append((step.t, _gap(step.mu).flatten(), 1.0 - step.last.top_weight.flatten()))
 
     grid = theorem_grid(num_steps, 0.5)[1:]
-    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="weight")
-    outcome = integrate(predictor, settings, toys.starting_noise(trajectories, 1, WIDTH, seed=2), observe=observe)
+    noise = toys.starting_noise(trajectories, 1, WIDTH, seed=2)
+    outcome = toys.flow(predictor, grid, noise, decode="weight", observe=observe)
     # The weights decide early: geometric spacing shows it.
     shown = sorted({round(value) for value in torch.logspace(0, math.log10(len(steps)), 24).tolist()})
     picked = [steps[index - 1] for index in shown]
@@ -101,13 +101,12 @@ def _twins() -> dict[str, Any]:
 def part(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
     """The kind of point that the description names: one of the three parts."""
     trajectories, steps = bench.scale.toy_trajectories, min(4096, max(bench.scale.toy_steps))
-    sizes: dict[str, dict[str, int]] = {
-        "weights": {"num": 20 * trajectories},
-        "flow": {"trajectories": trajectories, "steps": steps},
-        "twins": {},
+    parts: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, int]]] = {
+        "weights": (_on_random_weights, {"num": 20 * trajectories}),
+        "flow": (_along_flow, {"trajectories": trajectories, "steps": steps}),
+        "twins": (_twins, {}),
     }
-    compute = {"weights": _on_random_weights, "flow": _along_flow, "twins": _twins}[point["part"]]
-    size = sizes[point["part"]]
+    compute, size = parts[point["part"]]
     key = {"part": point["part"], **size, "vocabulary": VOCABULARY, "width": WIDTH}
     return bench.store.point("proposition3", key, partial(compute, *size.values()), label=label)
 

@@ -102,7 +102,7 @@ class Experiment:
     def read(cls, name: str) -> Experiment:
         """From its description."""
         data = read_data(f"experiments/{name}.yaml")
-        defaults = {key: data.pop(key) for key in ("scales", "needs") if key in data}
+        defaults: dict[str, Any] = {key: data.pop(key) for key in ("scales", "needs") if key in data}
         data["claims"] = tuple(Claim.read({**defaults, **claim}) for claim in data["claims"])
         data["cost"] = {scale: PlannedCost(*cost) for scale, cost in data["cost"].items()}
         return cls(name=name, **data)

@@ -9,8 +9,6 @@ has put its table (`comparison-CORPUS/table.json` in the store), systems are jud
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -18,13 +16,12 @@ from matplotlib.figure import Figure
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.evaluation.frontier import FrontierPoint, interpolate
 from convergeflow.results import figures
+from convergeflow.studies import table
 from convergeflow.studies.reproduce import drawing, engine, models, paper
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, below, equal, exactly, not_testable
-from convergeflow.studies.systems import CONTROLLED
-from convergeflow.systems import OURS as METHOD
 from convergeflow.zoo import load_model, shipped_folder, shipped_models
 
 OURS = "ConvergeFlow"
@@ -49,30 +46,7 @@ def _compared(bench: Bench) -> list[dict[str, Any]]:
     path = bench.store.folder / f"comparison-{bench.scale.corpus}" / "table.json"
     if bench.scale.name == "test" or not path.is_file():
         return []
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return [row for row in rows if row["system"] == "ar" or row["nfe"] == NFE]
-
-
-def _ratio_on_one_budget(result: ExperimentResult, to: str) -> tuple[Estimate, str] | None:
-    """Our Gen. PPL at the data's entropy over the best other diffusion system's in a comparison, or over `to`'s."""
-    there = {
-        row["system"]: row["at_data_entropy"]
-        for row in result.values.get("comparison") or []
-        if row["at_data_entropy"]["gen_ppl"] is not None
-    }
-    ours = there.get(METHOD)
-    # LangFlow under our sampler shares half of what is compared: it is listed, and no rival.
-    others = {name: at for name, at in there.items() if name not in (METHOD, CONTROLLED, "ar")}
-    best = to or min(others, key=lambda name: float(others[name]["gen_ppl"]), default="")
-    if ours is None or best not in there:
-        return None
-    return _quotient(ours, there[best]["gen_ppl"], there[best]["se"]), best
-
-
-def _quotient(ours: Mapping[str, Any], value: float, error: float) -> Estimate:
-    """Our Gen. PPL over another one."""
-    ratio = ours["gen_ppl"] / value
-    return Estimate(ratio, ratio * math.hypot(ours["se"] / ours["gen_ppl"], error / value), 0)
+    return table.at_budget(json.loads(path.read_text(encoding="utf-8"))["rows"], NFE)
 
 
 def _point(record: Record) -> FrontierPoint:
@@ -127,7 +101,7 @@ def against(result: ExperimentResult, bound: float, paper: str, to: str = "", sa
 
     Without a comparison on one budget, `sampled` lets the models of the output folder decide, each at its own entropy.
     """
-    compared = _ratio_on_one_budget(result, to)
+    compared = table.ratio(result.values.get("comparison") or [], to)
     if compared is not None:
         what = f"Gen. PPL at the data's entropy over {compared[1]}'s, both trained on one budget"
         return below(compared[0], exactly(bound), what=what, paper=paper)
@@ -141,7 +115,7 @@ def against(result: ExperimentResult, bound: float, paper: str, to: str = "", sa
     best = min(others, key=lambda record: float(record["values"]["gen_ppl"]))
     values = best["values"]
     what = f"Gen. PPL at the data's entropy over that of {best['curve']} (entropy {values['entropy']:.3f})"
-    ratio = _quotient(ours, values["gen_ppl"], values["gen_ppl_se"])
+    ratio = table.quotient(ours, values["gen_ppl"], values["gen_ppl_se"])
     return below(ratio, exactly(bound), what=what, paper=paper)
 
 

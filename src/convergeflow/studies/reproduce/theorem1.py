@@ -20,7 +20,6 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
-from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
 from convergeflow.studies.reproduce import toys
@@ -54,9 +53,7 @@ def _run(name: str, grid_name: str, num_steps: int, trajectories: int) -> dict[s
     predictor, length, law = _toy(name)
     delta = THEOREM_DELTA if grid_name == "fixed" else 1.0 / math.sqrt(num_steps)
     grid = theorem_grid(num_steps, delta)
-    noise = toys.starting_noise(trajectories, length, WIDTH, seed=4)
-    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="prediction")
-    outcome = integrate(predictor, settings, noise)
+    outcome = toys.flow(predictor, grid, toys.starting_noise(trajectories, length, WIDTH, seed=4))
     found = nearest(outcome.x, predictor.table)
     distance = found.distance
     end = Linear()(grid[-1])
