@@ -7,33 +7,19 @@ import csv
 import html
 import mimetypes
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from convergeflow import files
 from convergeflow.evaluation.estimate import number
 from convergeflow.evaluation.frontier import HOW, Frontier
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
- body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #1d2429; }}
- h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2.2rem; }}
- img {{ max-width: 100%; height: auto; }}
- table {{ display: block; overflow-x: auto; border-collapse: collapse; font-size: 14px; margin: .6rem 0 1.4rem; }}
- th, td {{ padding: .25rem .7rem .25rem 0; text-align: left; border-bottom: 1px solid #dde3e7; vertical-align: top; }}
- code, pre {{ font: 13px/1.45 ui-monospace, monospace; background: #f3f5f6; padding: .1rem .3rem; }}
- pre {{ padding: .8rem; overflow-x: auto; }}
-{style}</style></head><body>
-{body}
-</body></html>
-"""
 
-
-def page(text: str, folder: Path, style: str = "") -> str:
-    """Markdown as an HTML page with its pictures inside, which lie in `folder`; `style` are more rules for it.
+def page(text: str, folder: Path) -> str:
+    """Markdown as an HTML page (`page.html`) with its pictures inside, which lie in `folder`.
 
     HTML in the text is shown as it stands, not obeyed.
     """
@@ -49,7 +35,8 @@ def page(text: str, folder: Path, style: str = "") -> str:
             data = base64.b64encode(file.read_bytes()).decode()
             picture.attrSet("src", f"data:{mimetypes.guess_type(file.name)[0]};base64,{data}")
     body = reader.renderer.render(tokens, reader.options, {})
-    return PAGE.format(title=html.escape(tokens[1].content), body=body, style=style)
+    frame = Template((resources.files("convergeflow.results") / "page.html").read_text(encoding="utf-8"))
+    return frame.substitute(title=html.escape(tokens[1].content), body=body)
 
 
 def cell(value: Any) -> str:

@@ -186,21 +186,20 @@ class Study:
         return folder / run.MODEL_FOLDER
 
     def _facts(self, system: str, model: Any, weights: str) -> dict[str, Any]:
-        name, key = f"{system}-facts", {"weights": weights, "draws": self.bound_draws}
-        kept = self.store.find(name, key)
-        if kept is not None:
-            return kept
-        likelihood = None
-        if self.bound_draws:
-            with contextlib.suppress(UserError):  # the method has none
-                likelihood = likelihood_of(model, self.reference, draws=self.bound_draws)
-        facts = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "parameters_without_table": int(model.num_parameters_without_table()),
-            "training_seconds": training_seconds(self.store.folder / "runs" / trained_as(system)),
-            "likelihood": likelihood,
-        }
-        return self.store.keep(name, key, facts)
+        def make() -> dict[str, Any]:
+            likelihood = None
+            if self.bound_draws:
+                with contextlib.suppress(UserError):  # the method has none
+                    likelihood = likelihood_of(model, self.reference, draws=self.bound_draws)
+            return {
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "parameters_without_table": int(model.num_parameters_without_table()),
+                "training_seconds": training_seconds(self.store.folder / "runs" / trained_as(system)),
+                "likelihood": likelihood,
+            }
+
+        key = {"weights": weights, "draws": self.bound_draws}
+        return self.store.once(f"{system}-facts", key, make, lambda facts: f"{system}, facts")
 
 
 def training_seconds(folder: Path) -> float | None:

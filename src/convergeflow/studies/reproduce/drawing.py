@@ -144,22 +144,17 @@ def _level(axes: Axes, result: ExperimentResult, at: float | str, label: str) ->
 
 def token_rules(result: ExperimentResult, rules: Sequence[str]) -> Figure:
     """The same samples by each rule, and the agreement of the rules over the number of steps."""
-    figure, axes = figures.panels(2, width=5.2)
+    figure, (samples, agree) = figures.panels(2, width=5.2)
+    _frontier(samples, result, "the same samples by each rule", [f"{rule}, NFE 64" for rule in rules], "values")
     agreement, said = result.curve("agreement"), paper.statements()
     for rule, colour, marker in zip(rules, figures.COLOURS, "os^", strict=False):
-        line = "-" if rule == "weight" else "--"
-        curve(axes[0], result.curve(f"{rule}, NFE 64"), label=rule, colour=colour, marker=marker, line=line)
         if rule != "weight":
-            look: dict[str, Any] = {"marker": marker, "color": colour, "label": f"weight = {rule}"}
-            series(axes[1], agreement, "steps", rule, **look)
-    title = f"This run ({result.scale}): three rules, same samples, NFE 64"
-    figures.label_axes(axes[0], ENTROPY, "Gen. PPL", title)
-    axes[0].legend(title="token rule")
+            series(agree, agreement, "steps", rule, marker=marker, color=colour, label=f"weight = {rule}")
     ends = [said["agreement_low"], said["agreement_high"]]
-    axes[1].plot(said["agreement_steps"], ends, "k*:", markersize=9, label="paper (its two ends)")
-    figures.count_axis(axes[1], sorted({*(record["steps"] for record in agreement), *said["agreement_steps"]}))
-    figures.label_axes(axes[1], "steps N", "share of positions that agree", "Agreement of the token rules")
-    axes[1].legend(loc="best")
+    agree.plot(said["agreement_steps"], ends, "k*:", markersize=9, label="paper (its two ends)")
+    figures.count_axis(agree, sorted({*(record["steps"] for record in agreement), *said["agreement_steps"]}))
+    figures.label_axes(agree, "steps N", "share of positions that agree", "Agreement of the token rules")
+    agree.legend(loc="best")
     return figure
 
 

@@ -12,6 +12,7 @@ A model that ignores other mentions lies on the first curve, one that finds them
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,22 @@ MIDDLE = 4.0
 """The noise level of the verdicts: a single mention is read right two times in five there."""
 
 
+@cache
+def _words(kind: str) -> tuple[int, ...]:
+    """The ids of all words of a kind."""
+    law = stories_law()
+    return tuple(law.word_id[word] for words in law.groups[kind] for word in words)
+
+
 def repeated(tokens: Tensor) -> list[tuple[int, list[int], str]]:
     """(row, positions, kind) of every fact that a story mentions at least twice."""
-    law = stories_law()
-    word_id = law.word_id
-    end = word_id[END_TOKEN]
-    kinds = {kind: {word_id[word] for words in law.groups[kind] for word in words} for kind in KINDS}
+    end = stories_law().word_id[END_TOKEN]
     found = []
     for row, ids in enumerate(tokens.tolist()):
         ends = [position for position, token in enumerate(ids) if token == end]
         for begin, stop in zip([0, *(e + 1 for e in ends)], [*ends, len(ids)], strict=True):
-            for kind, words in kinds.items():
-                positions = [p for p in range(begin, stop) if ids[p] in words]
+            for kind in KINDS:
+                positions = [p for p in range(begin, stop) if ids[p] in _words(kind)]
                 if len(positions) > 1:
                     found.append((row, positions, kind))
     return found
@@ -79,11 +84,9 @@ def _read(model: ConvergeFlowModel, tokens: Tensor, unigram: Any, level: float) 
     prior = torch.from_numpy(np.log(np.asarray(unigram, dtype=np.float64) + 1e-12)).to(scores)
     first = network(x, at, table=table).weigh(x, at).mu
     logits = network(x, at, first, table=table).logits(x, at)
-    law = stories_law()
-    ids = {kind: torch.tensor([law.word_id[w] for ws in law.groups[kind] for w in ws]) for kind in KINDS}
     right: dict[str, list[tuple[str, float, int]]] = {reader: [] for reader in READERS}
     for row, positions, kind in repeated(tokens):
-        words, true = ids[kind], tokens[row, positions]
+        words, true = torch.tensor(_words(kind)), tokens[row, positions]
         own = scores[row, positions][:, words]
         named = {
             "alone": words[(own + prior[words]).argmax(-1)],

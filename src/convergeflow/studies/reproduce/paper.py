@@ -114,16 +114,15 @@ def all_rows() -> list[Row]:
 def largest_contradiction() -> tuple[float, list[Row]]:
     """How far apart, as a share, two values of the paper for one setting are: no tolerance may be below this."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
+    neutral = Controls()
     for row in all_rows():
-        active = row.controls
-        # A control at its neutral value is the same setting whatever its schedule.
-        key = (
-            row.nfe,
-            (active.refine, active.refine_schedule if active.refine != 1 else "-"),
-            (active.scg, active.scg_schedule if active.scg != 1.0 else "-"),
-            (active.ug, active.ug_schedule if active.ug != 0.0 else "-"),
-        )
-        groups.setdefault(key, []).append(row)
+        key: list[Any] = [row.nfe]
+        for name in ("refine", "scg", "ug"):
+            value = getattr(row.controls, name)
+            # A control at its neutral value is the same setting whatever its schedule.
+            schedule = getattr(row.controls, f"{name}_schedule") if value != getattr(neutral, name) else "-"
+            key.append((value, schedule))
+        groups.setdefault(tuple(key), []).append(row)
 
     def spread(group: list[Row]) -> float:
         values = [row.gen_ppl for row in group]

@@ -24,27 +24,12 @@ if TYPE_CHECKING:
     from convergeflow.results.store import Store
     from convergeflow.studies.reproduce.verdict import Judgement
 
-NAMES = (
-    "proposition1",
-    "theorem1",
-    "counterexample",
-    "proposition3",
-    "convergence",
-    "objectives",
-    "shortcut",
-    "controls",
-    "combination",
-    "unconditional",
-    "token-rules",
-    "configurations",
-    "grids",
-    "solvers",
-    "freezing",
-    "facts",
-    "systems",
-    "natural",
-    "sanity",
-)
+THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
+TRAINING = ("convergence", "objectives")
+SAMPLING = ("shortcut", "controls", "combination", "unconditional", "token-rules", "configurations", "grids")
+BEYOND_THE_PAPER = ("solvers", "freezing", "facts")
+SYSTEMS = ("systems", "natural", "sanity")
+NAMES = (*THEORY, *TRAINING, *SAMPLING, *BEYOND_THE_PAPER, *SYSTEMS)
 """All experiments, theory first."""
 
 PAPER_NEEDS = "OpenWebText, the paper's checkpoint and GPT-2 Large"

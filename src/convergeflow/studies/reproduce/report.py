@@ -91,19 +91,15 @@ def reproduce(
     return finished
 
 
-def write_pages(
-    finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str = "report"
-) -> tuple[Path, Path]:
-    """PAGE.html and PAGE.md in the store."""
+def write_pages(finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str) -> None:
+    """PAGE.md and PAGE.html in the store."""
     text = _markdown_page(finished, store, scale)
-    shown = pages.page(text, store.folder, _STYLE)
+    shown = pages.page(text, store.folder)
     for verdict in Verdict:
         kind = str(verdict).replace(" ", "-")
         shown = shown.replace(f"<strong>{verdict}</strong>", f'<strong class="{kind}">{verdict}</strong>')
-    written = store.folder / f"{page}.html", store.folder / f"{page}.md"
-    files.write_text(written[0], shown)
-    files.write_text(written[1], text)
-    return written
+    files.write_text(store.folder / f"{page}.md", text)
+    files.write_text(store.folder / f"{page}.html", shown)
 
 
 def counts(finished: Sequence[Finished]) -> dict[str, int]:
@@ -154,10 +150,3 @@ def _markdown_page(finished: Sequence[Finished], store: Store, scale: Experiment
         for table in done.tables:
             lines += [f"**{table.title}**", "", *pages.markdown_table(table.columns, table.rows), ""]
     return "\n".join(lines)
-
-
-_STYLE = """
- strong { padding: 0 .5em; border-radius: .4em; }
- .reproduced { background: #d8f0de; } .not-reproduced { background: #f8d9d9; }
- .not-testable-here { background: #ececec; }
-"""

@@ -83,7 +83,7 @@ def _faults(record: Record, real: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_text(result: ExperimentResult) -> Judgement:
-    real, other = result.values_of(curve="real"), result.values_of(curve="one text for all")
+    real, other = result.values_of(curve="real text"), result.values_of(curve="one text for all")
     passes = other["gen_ppl"] <= real["gen_ppl"]
     caught = other["distinct"] <= 0.02 or other["distinct"] * other["n"] <= 1.0
     return Judgement(
