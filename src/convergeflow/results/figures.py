@@ -213,7 +213,7 @@ def _draw_data(axes: Axes, frontier: Frontier) -> None:
 
 
 def _keep_to_frontiers(axes: Axes, frontier: Frontier) -> None:
-    """Samples that guidance broke lie orders of magnitude above: they must not press the others together."""
+    """Limit the axes to the frontiers: samples that guidance broke lie orders of magnitude above them."""
     kept = [point for points in frontier.curves.values() for point in undominated(points)]
     real = frontier.real.get("gen_ppl")
     values = [point.gen_ppl for point in kept] + ([real] if real else [])

@@ -55,7 +55,7 @@ class Pace:
         self.begin(0, 0.0)
 
     def count(self, label: str, seconds: float, *, reused: bool) -> None:
-        """One more point is there: say so, and how much time is left if that was planned."""
+        """Report one more point, and how much time is left if that was planned."""
         self.points += 1
         self.part_done += 1
         self.spent += 0.0 if reused else seconds
@@ -148,7 +148,7 @@ class Store:
         return self.folder / "records" / f"{name}.json"
 
     def find(self, name: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The record of this name if it answers the key; a torn file counts as missing."""
+        """The record of this name if it has this key; a torn file counts as missing."""
         record = _read(self.path(name))
         return record if record is not None and record.get("key") == as_json(key) else None
 

@@ -44,8 +44,8 @@ def real(recipe: str, num: int) -> tuple[list[Text], str]:
     if reference.tokenizer is None or reference.real is None:
         raise UserError(f"the corpus of {recipe} has no tokenizer to write its text with")
     rows = [reference.tokenizer.decode([int(token) for token in row]) for row in reference.real]
-    texts = [Text(text, f"block {index}") for index, text in enumerate(rows)]
-    return texts, f"held-out blocks of {Path(recipe).stem}"
+    texts = [Text(text, f"sequence {index}") for index, text in enumerate(rows)]
+    return texts, f"held-out sequences of {Path(recipe).stem}"
 
 
 def shuffled(sources: Mapping[str, Sequence[Text]], num: int, seed: int = 0) -> list[Text]:

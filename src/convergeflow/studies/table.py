@@ -133,7 +133,7 @@ def verdict(table: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def objective_alone(results: Sequence[SystemResult]) -> list[dict[str, Any]]:
-    """Our Gen. PPL over that of LangFlow's weights under the same sampler, setting by setting and noise by noise.
+    """Our Gen. PPL over that of LangFlow's weights under the same sampler, for each setting, noise by noise.
 
     Both spent the same steps, ours the last of them on the mean squared error. A row without a setting is the geometric
     mean over the settings of its budget.
@@ -163,8 +163,8 @@ def markdown(table: Sequence[dict[str, Any]], facts: dict[str, Any], objective: 
     if objective:
         lines += ["", "## The objective alone", ""]
         lines += [
-            "Gen. PPL of convergeflow over that of langflow's weights under the same sampler, noise by noise: what the",
-            "last stage's mean squared error bought over as many more steps of cross-entropy.",
+            "Gen. PPL of convergeflow over Gen. PPL of langflow's weights under the same sampler, noise by noise: what",
+            "the last stage's mean squared error bought over as many more steps of cross-entropy.",
             "",
         ]
         shown = [

@@ -3,7 +3,8 @@
 A description lists families of points. A family with a `table` takes the paper's rows that pass `where` and the values
 of the scale under `at`; one without takes every combination of `each`, of the values `at` the scale, and of `over`
 (a field of the scale), on top of the settings it has `set`. A scale that `at` does not name leaves the family out.
-`curve` and `label` are templates of these names; points whose curve has one name belong together, in their order.
+`curve` and `label` are templates of these names; points whose curve has one name belong together, in their order. The
+`kind` of a family is the function that measures a point: of the experiment's own module, or of `kinds.py`.
 """
 
 from __future__ import annotations

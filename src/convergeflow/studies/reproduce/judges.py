@@ -172,7 +172,7 @@ def point_equal(
 
 
 def curve_below(result: ExperimentResult, left: str, right: str, number: str, what: str) -> Judgement:
-    """The only point of one curve has a lower number than that of another: Gen. PPL by its ratio, others in nats."""
+    """The only point of one curve lies below the only point of another: Gen. PPL by its ratio, others in nats."""
     compare = below if number == "gen_ppl" else lower
     return compare(*(measured(result.values_of(curve=name), number) for name in (left, right)), what=what)
 

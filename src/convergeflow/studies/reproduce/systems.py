@@ -1,9 +1,9 @@
 """All systems in one table and figure: Gen. PPL against entropy, at the data's entropy where reached (Figure 1).
 
-Every model that ships with the package (or lies in the store) and speaks the corpus' vocabulary is sampled through the
-one protocol that all systems follow. No system is known here by its name except ConvergeFlow, which is measured along
-the curve of configuration C. Such models may have been trained for longer or shorter. So where `convergeflow compare`
-has put its table (`comparison-CORPUS/table.json` in the store), systems are judged by that: one budget for all.
+Every model that ships with the package or lies in the store, and has the vocabulary of the corpus, is sampled in the
+one way that all systems share. ConvergeFlow alone is known by its name: it is measured along configuration C. These
+models may have been trained for different times. So if `convergeflow compare` has put its table into the store
+(`comparison-CORPUS/table.json`), systems are judged by that table, where all have one budget.
 """
 
 from __future__ import annotations
