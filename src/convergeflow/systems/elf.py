@@ -22,10 +22,9 @@ from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Stage
-from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, trunk, zero_linear
+from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, zero_linear
 
 ENCODERS = ("embedded", "t5")
-GRIDS = ("logit-normal", "uniform")
 TIME_LAW = (-1.5, 0.8)
 """Mean and deviation of logit t, in training and on the sampler's grid."""
 DECODER_LAW = (0.8, 0.8)
@@ -67,9 +66,7 @@ class EmbeddedEncoder(nn.Module):
     def losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Cross-entropy of all tokens [B] with up to 30 % of them hidden: identity and context both have to be kept."""
         hidden = draws.uniform(tokens.shape[1]).to(tokens.device) < 0.3 * times[:, None]
-        logits = self.head(self(torch.where(hidden, self.mask, tokens)))
-        nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        return nll.view(tokens.shape).mean(-1)
+        return token_losses(self.head(self(torch.where(hidden, self.mask, tokens))), tokens)
 
 
 class T5Encoder:
@@ -95,12 +92,6 @@ class T5Encoder:
             raise UserError(f"the corpus is not in the tokens of {self.name}: prepare it with that tokenizer")
         with torch.no_grad():
             return model(input_ids=tokens).last_hidden_state.float() / self.deviation
-
-    def width(self) -> int:
-        """Of the encoder's outputs, from its configuration."""
-        from transformers import AutoConfig
-
-        return int(AutoConfig.from_pretrained(self.name).d_model)
 
 
 class ElfNetwork(nn.Module):
@@ -167,6 +158,7 @@ class ElfModel(Rival):
     method = "elf"
     config_class = ElfConfig
     controls: Mapping[str, Any] = {"guidance": 3.0, "churn": 1.5, "grid": "logit-normal"}
+    choices: Mapping[str, Any] = {"grid": ("logit-normal", "uniform")}
     frontier = tuple({"guidance": value} for value in (3.0, 1.0, 1.5, 2.0, 4.0, 5.0))
 
     def __init__(self, config: ElfConfig) -> None:
@@ -249,8 +241,7 @@ class ElfModel(Rival):
             torch.where(mode, corrupted, z), condition, torch.where(decoding, 1.0, t), w, decoding
         )
         velocity = ((predicted - target) / gap).square().mean((1, 2))
-        nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        return torch.where(decoding, nll.view(tokens.shape).mean(-1), velocity)
+        return torch.where(decoding, token_losses(logits, tokens), velocity)
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
@@ -260,8 +251,6 @@ class ElfModel(Rival):
         The grid is random and each sample draws its own. Putting noise back under-disperses, as in the reference.
         """
         run.refuse_known(self.method)
-        if grid not in GRIDS:
-            raise unknown_name("grid", grid, GRIDS)
         if run.nfe < 2:
             raise UserError("elf needs at least 2 network calls: one step and the decoding")
         num_steps = run.nfe - 1

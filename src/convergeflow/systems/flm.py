@@ -19,7 +19,7 @@ from convergeflow.device import state_dtype_of
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import interpolation_at
 from convergeflow.systems.categorical import tempered
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork, token_losses
 
 
 class FlmModel(Rival):
@@ -43,9 +43,7 @@ class FlmModel(Rival):
         c = self.warp(t).float()[:, None, None]
         noise = draws.normal(tokens.shape[1], self.config.vocabulary).to(tokens.device)
         x = (1 - c) * noise + c * functional.one_hot(tokens, self.config.vocabulary)
-        logits = self.network(x, t).float()
-        nll = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
-        return nll.view(tokens.shape).mean(-1)
+        return token_losses(self.network(x, t), tokens)
 
     def generate_batch(self, run: Run, *, temperature: float) -> Tensor:  # type: ignore[override]
         """Euler in c on t_i = i/N; the last call is decoded by its argmax."""

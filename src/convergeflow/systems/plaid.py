@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
 from convergeflow.model.fused import Weighted, weigh
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.rival import Rival, RivalConfig, Run, trunk, zero_linear
 
-STEPS = ("ancestral", "ddim")
 STATISTICS_DECAY = 0.997
 KERNEL_RAMP = 0.05
 """Share of the first stage over which the kernel term grows to its exact size (reference: 5000 of 92000 steps)."""
@@ -150,6 +149,7 @@ class PlaidModel(Rival):
     config_class = PlaidConfig
     bound_kind = "diffusion ELBO"
     controls: Mapping[str, Any] = {"temperature": 0.9, "step": "ancestral"}
+    choices: Mapping[str, Any] = {"step": ("ancestral", "ddim")}
     frontier = tuple({"temperature": value} for value in (0.9, 1.0, 0.95, 0.85, 0.8, 0.75))
 
     def __init__(self, config: PlaidConfig) -> None:
@@ -274,8 +274,6 @@ class PlaidModel(Rival):
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""
         run.refuse_known(self.method)
-        if step not in STEPS:
-            raise unknown_name("step", step, STEPS)
         if not temperature > 0:
             raise UserError(f"plaid's score temperature must be positive, not {temperature}")
         if run.nfe < 3:
