@@ -15,7 +15,7 @@ from convergeflow.errors import UserError
 from convergeflow.model.backbone import Backbone
 from convergeflow.randomness import derive_seed
 from convergeflow.systems import METHODS
-from convergeflow.systems.protocol import WEIGHTS_FILE, LanguageModel, read_tensors
+from convergeflow.systems.protocol import WEIGHTS_FILE, LanguageModel, misfits, read_tensors
 from convergeflow.training.config import RunConfig
 
 
@@ -55,20 +55,12 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise UserError(f"`init_from` {folder}: there is no {WEIGHTS_FILE} (give a checkpoint folder)")
-    try:
-        weights = read_tensors(path)
-    except Exception as error:
-        raise UserError(f"`init_from` {folder}: {path.name} is not readable ({error})") from None
-    own = dict(model.named_parameters())
-    buffers = {name for name, _ in model.named_buffers()}
-    missing, extra = own.keys() - weights.keys(), weights.keys() - own.keys() - buffers
-    if missing or extra:
-        what = f"lacks {min(missing)!r}" if missing else f"holds {min(extra)!r}, unknown here"
-        raise UserError(f"`init_from` {folder} does not fit this configuration: it {what}")
+    weights = read_tensors(path)
+    own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    if wrong := misfits(own, {name: value for name, value in weights.items() if name not in buffers}):
+        raise UserError(
+            f"`init_from` {folder} does not fit this configuration: {wrong} (see model.size, model.width and "
+            "corpus.vocabulary)"
+        )
     for name, parameter in own.items():
-        if parameter.shape != weights[name].shape:
-            raise UserError(
-                f"`init_from` {folder} does not fit this configuration: {name} is {list(weights[name].shape)} there "
-                f"and {list(parameter.shape)} here (see model.size, model.width and corpus.vocabulary)"
-            )
         parameter.copy_(weights[name])
