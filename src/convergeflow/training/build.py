@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,16 +20,8 @@ from convergeflow.training.config import RunConfig
 
 def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], None] | None = None) -> Corpus:
     """The prepared corpus of a configuration; it is prepared now if it was not before."""
-    wanted = config.corpus
-    sizes: dict[str, Any] = {"blocks": wanted.blocks, "heldout_blocks": wanted.heldout_blocks}
-    return prepare(
-        list(wanted.paths) or wanted.name,
-        tokenizer=wanted.tokenizer,
-        vocabulary=wanted.vocabulary,
-        length=wanted.length,
-        progress=progress,
-        **{name: value for name, value in sizes.items() if value is not None},
-    )
+    how = config.corpus.model_dump(exclude={"name", "paths"}, exclude_none=True)
+    return prepare(list(config.corpus.paths) or config.corpus.name, progress=progress, **how)
 
 
 def build_model(config: RunConfig, vocabulary: int) -> LanguageModel:

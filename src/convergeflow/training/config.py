@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -258,18 +258,13 @@ class RunConfig(Section):
         return self.model_dump(mode="json")
 
 
-def _fields_at(location: Sequence[str | int]) -> list[str]:
-    """The known keys of the section that a validation error's location lies in."""
-    section: type[Section] | None = RunConfig
-    for key in location:
-        if isinstance(key, int):
-            continue
-        field = None if section is None else section.model_fields.get(key)
-        if field is None:
-            return []
-        candidates = [field.annotation, *get_args(field.annotation)]
-        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
-    return [] if section is None else list(section.model_fields)
+SECTIONS: dict[str, type[Section]] = {
+    "corpus": CorpusConfig,
+    "stages": StageConfig,
+    "optimizer": OptimizerConfig,
+    "ema": EmaConfig,
+}
+"""The parts whose keys pydantic checks; `ModelConfig` checks its own."""
 
 
 def unknown_key(path: Sequence[str | int], known: Sequence[str]) -> UserError:
@@ -287,7 +282,8 @@ def _one_line(error: ValidationError) -> UserError:
     location = finding["loc"]
     path = ".".join(map(str, location))
     if finding["type"] == "extra_forbidden":
-        return unknown_key(location, _fields_at(location[:-1]))
+        section: type[Section] = SECTIONS[str(location[0])] if len(location) > 1 else RunConfig
+        return unknown_key(location, list(section.model_fields))
     if finding["type"] == "missing":
         return UserError(f"{path} is missing: give it in the recipe or as {path}=VALUE")
     if finding["type"] == "value_error":
@@ -332,29 +328,14 @@ def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 def origins(recipe: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
     """(key, value, where the value comes from) for every value of the resolved configuration."""
     raw = read_recipe(recipe)
-    from_recipe = {path for path, _ in _leaves(raw)}
-    from_command: set[tuple[str, ...]] = set()
+    given = dict.fromkeys((path for path, _ in _leaves(raw)), f"recipe {recipe}")
     for text in overrides:
-        before = dict(_leaves(raw))
-        path, value = parse_override(text)
-        put(raw, path, value)
-        # A stage may have been addressed by its name; the origin is kept under its number.
-        parts = list(path)
-        if parts[0] == "stages" and len(parts) > 1 and not parts[1].isdigit():
-            parts[1] = str([stage.get("name") for stage in raw["stages"]].index(parts[1]))
-        prefix = tuple(parts)
-        after = {where for where, _ in _leaves(raw)}
-        from_command |= {where for where in after if where[: len(prefix)] == prefix or where not in before}
+        changed = put(raw, *parse_override(text))
+        given |= {path: "command line" for path, _ in _leaves(raw) if path[: len(changed)] == changed}
     config = from_dict(raw)
-    found: list[tuple[str, Any, str]] = []
-    for path, value in _leaves(config.to_dict()):
-        if path in from_command:
-            origin = "command line"
-        elif path in from_recipe:
-            origin = f"recipe {recipe}"
-        elif path[0] == "model" and len(path) == 2 and path[1] in SIZES["test"] and config.model.size:
-            origin = f"size {config.model.size}"
-        else:
-            origin = "default"
-        found.append((".".join(path), value, origin))
-    return found
+
+    def origin(path: tuple[str, ...]) -> str:
+        of_size = config.model.size is not None and path[0] == "model" and path[1] in SIZES["test"]
+        return given.get(path, f"size {config.model.size}" if of_size else "default")
+
+    return [(".".join(path), value, origin(path)) for path, value in _leaves(config.to_dict())]
