@@ -72,26 +72,28 @@ class EmbeddedEncoder(nn.Module):
 class T5Encoder:
     """T5's encoder from transformers, frozen and outside the module tree: neither trained nor saved with the model."""
 
-    def __init__(self, name: str, deviation: float) -> None:
-        self.name, self.deviation = name, deviation
+    def __init__(self, config: ElfConfig) -> None:
+        self.config = config
         self._model: Any = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
+        name, latent = self.config.encoder_name, self.config.latent
         if self._model is None:
             from transformers import T5EncoderModel
 
             try:
-                self._model = T5EncoderModel.from_pretrained(self.name).eval().requires_grad_(False)
+                self._model = T5EncoderModel.from_pretrained(name).eval().requires_grad_(False)
             except OSError as failure:
                 raise ConvergeFlowError(
-                    f"cannot load the encoder {self.name!r} ({str(failure).splitlines()[0]}); give a local folder as "
+                    f"cannot load the encoder {name!r} ({str(failure).splitlines()[0]}); give a local folder as "
                     "model.encoder_name, or train the embedded encoder with model.encoder=embedded"
                 ) from None
         model = self._model.to(tokens.device)
         if int(tokens.max()) >= model.config.vocab_size:
-            raise UserError(f"the corpus is not in the tokens of {self.name}: prepare it with that tokenizer")
-        with torch.no_grad():
-            return model(input_ids=tokens).last_hidden_state.float() / self.deviation
+            raise UserError(f"the corpus is not in the tokens of {name}: prepare it with that tokenizer")
+        if model.config.d_model != latent:
+            raise UserError(f"{name} has width {model.config.d_model}: set model.latent={model.config.d_model}")
+        return model(input_ids=tokens).last_hidden_state.float() / self.config.encoder_deviation  # type: ignore[no-any-return]
 
 
 class ElfNetwork(nn.Module):
@@ -165,15 +167,11 @@ class ElfModel(Rival):
         super().__init__(config)
         self.network = ElfNetwork(config)
         self.teaches_encoder = False
-        self.encoder = (
-            EmbeddedEncoder(config.vocabulary, config.latent, config.encoder_depth, config.encoder_heads)
-            if config.encoder == "embedded"
-            else None
-        )
+        self.encoder: EmbeddedEncoder | T5Encoder = T5Encoder(config)
+        if config.encoder == "embedded":
+            sizes = config.vocabulary, config.latent, config.encoder_depth, config.encoder_heads
+            self.encoder = EmbeddedEncoder(*sizes).requires_grad_(False)
         self.register_buffer("encoder_passes", torch.zeros((), dtype=torch.long))
-        self._t5 = T5Encoder(config.encoder_name, config.encoder_deviation) if config.encoder == "t5" else None
-        if self.encoder is not None:
-            self.encoder.requires_grad_(False)
 
     encoder_passes: Tensor
 
@@ -182,9 +180,9 @@ class ElfModel(Rival):
     def enter_stage(self, stage: Stage) -> None:
         """`ce` trains the embedded encoder, `mse` the flow on the frozen encoder."""
         super().enter_stage(stage)
-        self.teaches_encoder = stage.objective == "ce" and self.encoder is not None
-        if self.encoder is None:
+        if isinstance(self.encoder, T5Encoder):
             return
+        self.teaches_encoder = stage.objective == "ce"
         if not self.teaches_encoder and int(self.encoder_passes) == 0:
             raise UserError("elf's embedded encoder is untrained: put a ce stage before the mse stage to train it")
         self.network.requires_grad_(not self.teaches_encoder)
@@ -193,22 +191,15 @@ class ElfModel(Rival):
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> Tensor:
         """The clean latents x [B, L, latent]."""
-        if self.encoder is not None:
-            return self.encoder(tokens)
-        assert self._t5 is not None
-        x = self._t5(tokens)
-        if x.shape[-1] != self.config.latent:
-            raise UserError(f"{self._t5.name} has width {x.shape[-1]}: set model.latent={x.shape[-1]}")
-        return x
+        return self.encoder(tokens)  # type: ignore[no-any-return]
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
-        if self.teaches_encoder:
-            assert self.encoder is not None
-            if self.training:
-                self.encoder_passes += 1
-            rows = self.encoder.losses(tokens, times.to(tokens.device), draws)
-            return Loss(rows.mean(), {"encoder_ce": float(rows.detach().mean())})
-        return super().loss(tokens, times=times, draws=draws)
+        if not (self.teaches_encoder and isinstance(self.encoder, EmbeddedEncoder)):
+            return super().loss(tokens, times=times, draws=draws)
+        if self.training:
+            self.encoder_passes += 1
+        rows = self.encoder.losses(tokens, times.to(tokens.device), draws)
+        return Loss(rows.mean(), {"encoder_ce": float(rows.detach().mean())})
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Velocity error or, for one example in five, the decoder's cross-entropy."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from safetensors import SafetensorError
@@ -72,20 +72,13 @@ class Bound:
 class Stage(Protocol):
     """What a system reads of a stage of a recipe."""
 
-    @property
-    def objective(self) -> str: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def self_condition(self) -> float: ...
-    @property
-    def position_noise(self) -> float: ...
-    @property
-    def clean_context(self) -> float: ...
-    @property
-    def learn_table(self) -> bool: ...
-    @property
-    def learn_schedule(self) -> bool: ...
+    objective: Literal["ce", "mse"]
+    steps: int
+    self_condition: float
+    position_noise: float
+    clean_context: float
+    learn_table: bool
+    learn_schedule: bool
 
 
 MakeSettings = Callable[[Schedule, str | None], Settings]

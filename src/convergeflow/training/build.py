@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -41,7 +40,7 @@ def introduce(model: LanguageModel, corpus: Corpus, config: RunConfig) -> None:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, folder: Path) -> None:
+def load_weights(model: LanguageModel, folder: Path) -> None:
     """Start from the parameters of another checkpoint; buffers describe the corpus and stay this one's."""
     path = folder / WEIGHTS_FILE
     if not path.is_file():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,7 @@ from convergeflow.flow.schedule import SCHEDULES
 from convergeflow.model import SIZES
 from convergeflow.systems import METHODS, OURS
 from convergeflow.systems.config import SystemConfig
-from convergeflow.training.recipes import apply_overrides, parse_override, put, read_recipe
+from convergeflow.training.recipes import apply_overrides, leaves, parse_override, put, read_recipe
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -312,30 +312,17 @@ def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     return from_dict(apply_overrides(read_recipe(recipe), overrides))
 
 
-def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    entries: Any = None
-    if isinstance(values, Mapping) and values:
-        entries = values.items()
-    elif isinstance(values, list) and values and isinstance(values[0], Mapping):
-        entries = enumerate(values)
-    if entries is None:
-        yield path, values
-        return
-    for key, value in entries:
-        yield from _leaves(value, (*path, str(key)))
-
-
 def origins(recipe: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
     """(key, value, where the value comes from) for every value of the resolved configuration."""
     raw = read_recipe(recipe)
-    given = dict.fromkeys((path for path, _ in _leaves(raw)), f"recipe {recipe}")
+    given = dict.fromkeys((path for path, _ in leaves(raw)), f"recipe {recipe}")
     for text in overrides:
         changed = put(raw, *parse_override(text))
-        given |= {path: "command line" for path, _ in _leaves(raw) if path[: len(changed)] == changed}
+        given |= {path: "command line" for path, _ in leaves(raw) if path[: len(changed)] == changed}
     config = from_dict(raw)
 
     def origin(path: tuple[str, ...]) -> str:
         of_size = config.model.size is not None and path[0] == "model" and path[1] in SIZES["test"]
         return given.get(path, f"size {config.model.size}" if of_size else "default")
 
-    return [(".".join(path), value, origin(path)) for path, value in _leaves(config.to_dict())]
+    return [(".".join(path), value, origin(path)) for path, value in leaves(config.to_dict())]

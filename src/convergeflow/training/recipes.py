@@ -5,7 +5,7 @@ Here values are plain; `config.py` checks them. Naming and reading recipes loads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,17 @@ def put(values: Any, path: Sequence[str], value: Any, done: tuple[str, ...] = ()
     if not isinstance(values[key], dict | list):
         raise UserError(f"{where} is a single value and has no key {path[1]!r}")
     return put(values[key], path[1:], value, (*done, str(key)))
+
+
+def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of every single value in nested dicts and lists of dicts."""
+    if isinstance(values, list) and values and isinstance(values[0], Mapping):
+        values = {str(number): entry for number, entry in enumerate(values)}
+    if not (isinstance(values, Mapping) and values):
+        yield path, values
+        return
+    for key, value in values.items():
+        yield from leaves(value, (*path, str(key)))
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

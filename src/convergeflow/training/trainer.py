@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from convergeflow.data import stream
+from convergeflow.data.corpus import Corpus
 from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
@@ -50,7 +51,7 @@ class Setup:
     """What stays the same through a run."""
 
     config: RunConfig
-    corpus: Any
+    corpus: Corpus
     out: Path
     accelerator: Accelerator
     reporter: Reporter
@@ -95,7 +96,7 @@ class Trainer:
         self,
         config: RunConfig,
         model: LanguageModel,
-        corpus: Any,
+        corpus: Corpus,
         out: Path,
         *,
         accelerator: Accelerator,
@@ -123,7 +124,7 @@ class Trainer:
         return self.setup.config
 
     @property
-    def corpus(self) -> Any:
+    def corpus(self) -> Corpus:
         return self.setup.corpus
 
     @property
@@ -323,7 +324,7 @@ class Trainer:
             checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep)
         self.accelerator.wait_for_everyone()
 
-    def _write_model(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+    def _write_model(self, folder: Path, model: LanguageModel, weights: dict[str, Tensor]) -> None:
         """The part of a checkpoint that generation needs: config, weights, tokenizer."""
         if self.setup.sharded:
             # What a model writes into its config may come from its weights, and a shard has only a part of those.
