@@ -82,15 +82,10 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file in one step."""
-    with replacing(path) as draft:
-        draft.write_bytes(data)
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 file in one step."""
-    write_bytes(path, text.encode())
+    with replacing(path) as draft:
+        draft.write_bytes(text.encode())  # line ends stay as they are
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -158,6 +158,7 @@ class ElfModel(Rival):
     """Embedded language flow."""
 
     method = "elf"
+    takes_known = False
     config_class = ElfConfig
     controls: Mapping[str, Any] = {"guidance": 3.0, "churn": 1.5, "grid": "logit-normal"}
     choices: Mapping[str, Any] = {"grid": ("logit-normal", "uniform")}
@@ -241,7 +242,6 @@ class ElfModel(Rival):
 
         The grid is random and each sample draws its own. Putting noise back under-disperses, as in the reference.
         """
-        run.refuse_known(self.method)
         if run.nfe < 2:
             raise UserError("elf needs at least 2 network calls: one step and the decoding")
         num_steps = run.nfe - 1
@@ -269,9 +269,9 @@ class ElfModel(Rival):
 
     def _grid(self, run: Run, num_steps: int, kind: str) -> Tensor:
         """Increasing times [B, N + 1] from 0 to 1."""
-        ends = torch.zeros(run.rows, 1, dtype=torch.float64), torch.ones(run.rows, 1, dtype=torch.float64)
         if kind == "uniform":
             inner = (torch.arange(1, num_steps) / num_steps).double().expand(run.rows, -1)
         else:
             inner = logit_normal(run.draws.uniform(num_steps - 1), TIME_LAW).sort(-1).values
-        return torch.cat([ends[0], inner, ends[1]], dim=1).float().to(run.device)
+        grid = functional.pad(functional.pad(inner, (1, 0), value=0.0), (0, 1), value=1.0)
+        return grid.float().to(run.device)

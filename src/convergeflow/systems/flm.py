@@ -26,6 +26,7 @@ class FlmModel(Rival):
     """One-hot flow."""
 
     method = "flm"
+    takes_known = False
     controls: Mapping[str, Any] = {"temperature": 1.0}
     frontier = TEMPERATURES
 
@@ -47,7 +48,6 @@ class FlmModel(Rival):
 
     def generate_batch(self, run: Run, *, temperature: float) -> Tensor:  # type: ignore[override]
         """Euler in c on t_i = i/N; the last call is decoded by its argmax."""
-        run.refuse_known(self.method)
         dtype = state_dtype_of(run.device)
         x = run.draws.normal(run.length, self.config.vocabulary, dtype=torch.float64).to(run.device, dtype)
         t = torch.arange(run.nfe + 1, dtype=torch.float64) / run.nfe

@@ -131,6 +131,7 @@ class PlaidModel(Rival):
     """Embedding diffusion with a learned schedule."""
 
     method = "plaid"
+    takes_known = False
     config_class = PlaidConfig
     bound_kind = "diffusion ELBO"
     controls: Mapping[str, Any] = {"temperature": 0.9, "step": "ancestral"}
@@ -259,7 +260,6 @@ class PlaidModel(Rival):
 
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""
-        run.refuse_known(self.method)
         if not temperature > 0:
             raise UserError(f"plaid's score temperature must be positive, not {temperature}")
         if run.nfe < 3:

@@ -119,6 +119,8 @@ class Rival(LanguageModel):
     config_class: ClassVar[type[RivalConfig]] = RivalConfig
     choices: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The names that a control may have, for controls that are names."""
+    takes_known: bool = True
+    """Whether some tokens of a sample can be given."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -210,6 +212,8 @@ class Rival(LanguageModel):
         chosen = {**self.controls, **controls}
         size = batch or default_batch(length, self.config.vocabulary)
         known = None if clamp is None else clamp.resolved(num, length, self.config.vocabulary, self.device)
+        if known is not None and bool(known.known.any()) and not self.takes_known:
+            raise UserError(f"{self.method} has no infilling; generate without a prompt or gaps")
         parts, calls = [], []
         with self.evaluating():
             for part in batches(num, size):
@@ -255,8 +259,3 @@ class Run:
         """Tell the observer, if there is one."""
         if self.observe is not None:
             self.observe(TokenStep(index, num_steps, t, tokens, self.calls))
-
-    def refuse_known(self, method: str) -> None:
-        """For methods that cannot be told tokens."""
-        if self.known is not None and bool(self.known.known.any()):
-            raise UserError(f"{method} has no infilling; generate without a prompt or gaps")

@@ -73,15 +73,6 @@ def verify(folder: Path) -> None:
             raise BrokenCheckpoint(f"{folder}: {name} was changed (its SHA-256 differs)")
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a folder is exactly what was written."""
-    try:
-        verify(folder)
-    except BrokenCheckpoint:
-        return False
-    return True
-
-
 def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
     """Make `target` all at once: `write` fills a folder under a temporary name, which is then sealed and renamed."""
     try:
@@ -109,8 +100,7 @@ def present(run: Path) -> list[Path]:
 def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
     """Write the checkpoint of a step and remove the oldest ones beyond `keep`."""
     target = run / FOLDER / f"{PREFIX}{step:08d}"
-    if not (target.exists() and is_whole(target)):
-        write_folder(target, write)
+    write_folder(target, write)
     # Later folders can only be broken ones that a resumed run has passed over: they would confuse the next search.
     for later in [path for path in present(run) if step_of(path) > step]:
         shutil.rmtree(later, ignore_errors=True)

@@ -6,7 +6,6 @@ value is refused with one line that names the key and the nearest known name; no
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -97,7 +96,7 @@ class ModelConfig(Section):
         known = kind.options()
         for name in values.keys() - known:
             if name not in METHODS[OURS].config_class.options():
-                raise unknown_key(("model", name), [*known, "method", "size"])
+                raise unknown_name("key", name, [*known, "method", "size"], within="model.")
         if "schedule" in known:
             values["schedule"] = _checked_schedule(schedule)
         # Recipes train without dropout unless they say so; 0.1, the published networks', is the default of a model.
@@ -127,7 +126,7 @@ def _checked_schedule(values: Mapping[str, Any]) -> dict[str, Any]:
     kind = SCHEDULES[name]
     allowed = list(inspect.signature(kind).parameters)
     for key in given.keys() - set(allowed):
-        raise unknown_key(("model", "schedule", key), [*allowed, "kind", "entropy"])
+        raise unknown_name("key", key, [*allowed, "kind", "entropy"], within="model.schedule.")
     checked = TypeAdapter(kind).validate_python(given)
     return {"kind": name, **{key: getattr(checked, key) for key in given}}
 
@@ -267,15 +266,6 @@ SECTIONS: dict[str, type[Section]] = {
 """The parts whose keys pydantic checks; `ModelConfig` checks its own."""
 
 
-def unknown_key(path: Sequence[str | int], known: Sequence[str]) -> UserError:
-    """The error for a key that a section does not have, with the nearest one."""
-    where = [*map(str, path[:-1])]
-    close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-    hint = f"did you mean {'.'.join([*where, close[0]])!r}? " if close else ""
-    shown = ".".join([*where, str(path[-1])])
-    return UserError(f"unknown key {shown!r}: {hint}(known here: {', '.join(sorted(known)) or 'none'})")
-
-
 def _one_line(error: ValidationError) -> UserError:
     """The first finding of pydantic, as one line that names the key and the fix."""
     finding = error.errors()[0]
@@ -283,7 +273,8 @@ def _one_line(error: ValidationError) -> UserError:
     path = ".".join(map(str, location))
     if finding["type"] == "extra_forbidden":
         section: type[Section] = SECTIONS[str(location[0])] if len(location) > 1 else RunConfig
-        return unknown_key(location, list(section.model_fields))
+        within = path[: -len(str(location[-1]))]
+        return unknown_name("key", str(location[-1]), section.model_fields, within)
     if finding["type"] == "missing":
         return UserError(f"{path} is missing: give it in the recipe or as {path}=VALUE")
     if finding["type"] == "value_error":

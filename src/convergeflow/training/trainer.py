@@ -137,7 +137,9 @@ class Trainer:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
         start, journal_bytes = self._restore() if resume else (0, 0)
-        self.journal = self._open_journal(journal_bytes)
+        self.journal = None
+        if self.accelerator.is_main_process:
+            self.journal = Journal(self.setup.out, keep_bytes=journal_bytes, tensorboard=config.tensorboard)
         if start == 0:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
@@ -291,11 +293,6 @@ class Trainer:
         self.setup.reporter.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
 
     # ------------------------------------------------------------------------------------------------ the disk
-
-    def _open_journal(self, keep_bytes: int) -> Journal | None:
-        if not self.accelerator.is_main_process:
-            return None
-        return Journal(self.setup.out, keep_bytes=keep_bytes, tensorboard=self.config.tensorboard)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
