@@ -1,8 +1,7 @@
 """AR: a causal transformer of the same width and depth, without noise level or modulation.
 
-Every token is predicted from those before it; a learned start row takes the place of a begin-of-text token,
-so that all L tokens of a block are scored and generated (L network calls). Sampling keeps keys and values of
-earlier positions.
+Every token is predicted from those before it. A learned start row takes the place of a begin-of-text token, so all L
+tokens of a sequence are scored and generated (L network calls). Sampling keeps keys and values of earlier positions.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from convergeflow.model.backbone import Norm, rotate
 from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
-from convergeflow.systems.protocol import Bound
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+from convergeflow.systems.rival import EXACT, TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
 
 
 class CausalBlock(nn.Module):
@@ -79,7 +77,7 @@ class AutoregressiveModel(Rival):
     """Next-token prediction."""
 
     method = "ar"
-    bound_kind = "exact"
+    bound_kind = EXACT
     controls: Mapping[str, Any] = {"temperature": 1.0, "nucleus": 1.0, "cache": True}
     frontier = TEMPERATURES
 
@@ -105,10 +103,6 @@ class AutoregressiveModel(Rival):
         """The exact negative log-likelihood."""
         with self.evaluating():
             return {"nll": float(self.row_losses(tokens, torch.zeros(len(tokens)), draws).mean())}
-
-    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 1, **how: Any) -> Bound:
-        """The exact negative log-likelihood of all L tokens; it has no random part to repeat."""
-        return super().bound(tokens, draws=draws, repeats=1, **how)
 
     def generate_batch(self, run: Run, *, temperature: float, nucleus: float, cache: bool) -> Tensor:  # type: ignore[override]
         """Left to right, one call per token whatever the budget says; known tokens must be a prefix."""

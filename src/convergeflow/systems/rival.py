@@ -1,8 +1,8 @@
-"""What every rival shares: a counted and row-wise sampler loop, and bounds from row losses.
+"""What every rival shares: a sampler loop that counts calls, and bounds from the losses of rows.
 
-A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the
-`LanguageModel` protocol follows. Rivals run from data (tau = 0) to noise (tau = 1) inside their own files, as
-their papers do.
+A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the `LanguageModel`
+protocol follows. Inside their own files rivals run in the direction of their papers, most of them from data (tau = 0)
+to noise (tau = 1).
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from convergeflow.systems.protocol import Bound, LanguageModel, Samples, Stage
 
 MONITOR_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Where validation looks, in the paper's direction: 0 is noise, 1 is data."""
+
+EXACT = "exact"
+"""The kind of a bound that is the likelihood itself."""
 
 TEMPERATURES = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
 """The frontier of a method whose one control between quality and diversity is a temperature."""
@@ -131,8 +134,6 @@ class Rival(LanguageModel):
     passes: Tensor
     horizon: Tensor
 
-    # -- training ------------------------------------------------------------------------------------------------------
-
     def enter_stage(self, stage: Stage) -> None:
         """Train everything: a rival has one objective. The first stage's steps are its `horizon`."""
         super().enter_stage(stage)
@@ -172,6 +173,8 @@ class Rival(LanguageModel):
         """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
         if self.bound_kind is None:
             return super().bound(tokens, draws=draws)  # refuses
+        if self.bound_kind == EXACT:
+            repeats = 1  # nothing is drawn
         found = []
         with self.evaluating():
             for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
@@ -186,8 +189,6 @@ class Rival(LanguageModel):
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Per row, a number whose mean over uniform times bounds the negative log-likelihood per token."""
         return self.row_losses(tokens, times, draws)
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample(  # type: ignore[override]

@@ -1,7 +1,7 @@
 """What happened, line by line: `journal.jsonl` for numbers, `timing.jsonl` for clocks, TensorBoard on request.
 
-The journal holds nothing that depends on the clock or the machine, so the journal of a run that was killed and resumed
-equals that of an unbroken run byte for byte. A resumed run cuts the journal back to where its checkpoint was taken.
+The journal holds nothing that depends on the clock or the machine. A run that was killed and resumed writes the same
+journal as an unbroken one, byte for byte: it cuts the journal back to where its checkpoint was taken.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def shard(doorway: Doorway, *, training: bool) -> Doorway:
     fully_shard(doorway, mesh=mesh, reshard_after_forward=not training, ignored_params=scalars)
     if training:
         # By default the backward pass gathers ahead in the order of the forward calls, again one that processes may not
-        # share. Naming a unit itself switches that off: its weights are at hand already.
+        # share. Naming a unit itself switches that off: its weights are gathered already.
         for module in doorway.modules():
             if isinstance(module, FSDPModule):
                 module.set_modules_to_backward_prefetch([module])
