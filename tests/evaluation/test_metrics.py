@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tiny_model import word_shares
 
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -82,7 +83,7 @@ def test_real_text_stands_beside_every_metric_and_gaming_shows() -> None:
     assert law is not None
     rng = np.random.default_rng(11)
     real = measure(law.sample(rng, 64, 48), reference)
-    words = rng.choice(len(law.vocabulary), (64, 48), p=law.unigram)
+    words = rng.choice(len(law.vocabulary), (64, 48), p=word_shares())
     unigram = measure(words, reference)
     one = law.sample(rng, 1, 48)
     copies = measure(np.repeat(one, 64, axis=0), reference)
