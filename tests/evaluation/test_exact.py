@@ -45,8 +45,7 @@ def test_invalid_samples_leave_the_clean_nll_without_a_number() -> None:
     noise = np.random.default_rng(0).integers(0, len(law.vocabulary), (8, 20))
     scores = exact_scores(noise, law)
     assert scores.metrics["clean_nll"].n == 0 and math.isnan(scores.metrics["clean_nll"].value)
-    described = scores.describe()
-    assert described["clean_nll"]["value"] is None and described["smoothed_nll"]["value"] > 5
+    assert scores.metrics["clean_nll"].describe()["value"] is None and scores.metrics["smoothed_nll"].value > 5
 
 
 def test_wrong_choice_frequencies_show_in_the_slots_alone() -> None:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import UserError
-from convergeflow.evaluation.entropy import sample_entropies
 from convergeflow.evaluation.estimate import Estimate, Floats, finite, mean
 from convergeflow.evaluation.generative import Scored, mean_nll, perplexity
 from convergeflow.evaluation.likelihood import bits_per_byte, bytes_per_token
-from convergeflow.evaluation.metrics import measure, measure_exact
+from convergeflow.evaluation.metrics import measure, measure_exact, sample_entropies
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Advance, Scorer, Texts, scorer_named, silent

