@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from convergeflow.cli import options
 from convergeflow.cli.console import print_json
 
 KINDS = ("models", "methods", "corpora", "scorers", "recipes", "presets", "grids", "solvers", "experiments")
@@ -18,7 +19,7 @@ SCORERS = {
 
 def list_(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Name the models, methods, corpora, scorers, training recipes, sampling presets, grids, solvers and experiments.
 

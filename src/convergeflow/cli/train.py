@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from convergeflow.cli import console, options
+from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
     from convergeflow.training.config import RunConfig
@@ -14,20 +17,22 @@ DEFAULT_RECIPE = "stories"
 
 
 def train(
-    words: list[str] = typer.Argument(
-        None,
-        metavar="[RECIPE] [KEY=VALUE]...",
-        help="A recipe (see convergeflow list recipes) or a YAML file, and changes to it, as in stages.0.steps=500.",
-    ),
-    out: Path | None = typer.Option(None, "--out", help="Folder of the run. [default: runs/RECIPE]"),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the newest whole checkpoint in --out."),
-    init_from: Path | None = typer.Option(
-        None, "--init-from", help="Start from the weights of this checkpoint folder."
-    ),
-    method: str | None = typer.Option(None, "--method", help="What to train; the same as model.method=NAME."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print configuration, size, memory and time; train nothing."),
-    device: str | None = typer.Option(None, "--device", help="Where to train; the same as device=NAME."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE|KEY=VALUE",
+            help="A recipe (see `convergeflow list recipes`) or a YAML file, then changes to it: stages.0.steps=500.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/RECIPE]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
+    init_from: Annotated[Path | None, typer.Option(help="Start from the weights of this checkpoint folder.")] = None,
+    method: Annotated[str | None, typer.Option(help="What to train; the same as model.method=NAME.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")] = None,
+    json: options.Json = False,
 ) -> None:
     """Train a model, by default on the stories that come with the package.
 
@@ -41,12 +46,9 @@ def train(
       convergeflow train stories --dry-run
       convergeflow train --out runs/short --resume
     """
-    from convergeflow.errors import UserError
-
-    words = list(words or ())
-    named = bool(words) and "=" not in words[0]
-    recipe = words.pop(0) if named else DEFAULT_RECIPE
-    overrides = list(words)
+    overrides = list(words or ())
+    named = bool(overrides) and "=" not in overrides[0]
+    recipe = overrides.pop(0) if named else DEFAULT_RECIPE
     if method is not None:
         overrides.append(f"model.method={method}")
     if device is not None:
@@ -55,17 +57,16 @@ def train(
     if dry_run:
         if resume:
             raise UserError("--dry-run and --resume cannot be combined")
-        _dry_run(recipe, overrides, as_json)
+        _dry_run(recipe, overrides, json)
         return
     # Resuming takes the run's own settings, unless the whole command is given again.
     chosen = None if resume and not named else recipe
-    _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=as_json)
+    _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=json)
 
 
 def _train(
     recipe: str | None, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
 ) -> None:
-    from convergeflow.cli import console
     from convergeflow.training import config as configuration
 
     # The configuration is checked before anything heavy is loaded.
@@ -108,7 +109,6 @@ def _train(
 
 
 def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
-    from convergeflow.cli import console
     from convergeflow.training import config as configuration
 
     config = configuration.resolve(recipe, overrides)

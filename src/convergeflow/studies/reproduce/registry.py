@@ -174,7 +174,7 @@ class Experiment:
         return [engine.tabulate(table, result) for table in self.tables] if own is None else list(own(result))
 
     def describe(self) -> dict[str, Any]:
-        """For `reproduce --list`."""
+        """For lists of the experiments."""
         return {
             "name": self.name,
             "reference": self.reference,
