@@ -67,13 +67,16 @@ class Contest:
 def run(size: Size, repeats: int = 3, points: int = 2) -> dict[str, Any]:
     """Times, memory and agreement of one size."""
     contest = Contest(size, points)
-    cases = {**contest.named(), "frozen": lambda: contest.ours(shared=True, freeze=True)}
+    cases: dict[str, Callable[[], Tensor]] = {
+        **contest.named(),
+        "frozen": lambda: contest.ours(shared=True, freeze=True),
+    }
     tokens: dict[str, Tensor] = {}
 
     def run_case(name: str) -> None:
         tokens[name] = cases[name]()
 
-    contestants = {**{name: partial(run_case, name) for name in cases}, measure.GEMM: measure.gemm_case()}
+    contestants = {name: partial(run_case, name) for name in cases} | {measure.GEMM: measure.gemm_case()}
     time, processor = measure.alternate(contestants, repeats, warm_up=int(repeats > 1))
     rss = {
         name: measure.in_fresh_process("sample", size=vars(size), points=points, contestant=name)["peak_rss_mb"]

@@ -31,19 +31,18 @@ def points(what: str) -> list[dict[str, Any]]:
 
 def _axes(what: str) -> Iterator[tuple[str, int, Any]]:
     """(axis, value on it, what is measured there)."""
+    middle: Any = head.SHAPES["small"]
+    vocabularies: tuple[int, ...] = (512, 2048, 8192, 50257)
     if what == "head":
-        shape = middle = head.SHAPES["small"]
         for rows in (128, 512, 2048, 8192):
-            yield "length x batch", rows, replace(shape, rows=rows)
-        vocabularies: tuple[int, ...] = (512, 2048, 8192, 50257)
+            yield "length x batch", rows, replace(middle, rows=rows)
     else:
         batch = f"{what}_batch"
-        size = middle = replace(SIZES["small"], **{batch: 4})
+        middle, vocabularies = replace(SIZES["small"], **{batch: 4}), (512, 8192, 50257)
         for count in (1, 4, 16):
-            yield "batch", count, replace(size, **{batch: count})
+            yield "batch", count, replace(middle, **{batch: count})
         for length in (64, 256, 1024):
-            yield "length", length, replace(size, length=length, **{batch: 1})
-        vocabularies = (512, 8192, 50257)
+            yield "length", length, replace(middle, length=length, **{batch: 1})
     for vocabulary in vocabularies:
         yield "vocabulary", vocabulary, replace(middle, vocabulary=vocabulary)
     for power in range(torch.get_num_threads().bit_length()):

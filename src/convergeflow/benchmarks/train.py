@@ -22,6 +22,7 @@ from convergeflow.training.ema import WeightAverage
 from convergeflow.training.optimizer import StageOptimizer
 
 RATE = 1e-5
+MEMORY = ("peak_rss_mb", "beyond_state_mb")
 DECAY = 0.9999
 
 
@@ -113,6 +114,7 @@ def run(size: Size, repeats: int = 3) -> dict[str, Any]:
     """Times, memory and agreement of one size."""
     names = (("ours", ""), ("plain", "plain_"), ("recompute", "recompute_"))
     found = {name: measure.in_fresh_process("train", size=vars(size), contestant=name) for name, _ in names}
+    memory_of = {f"{before}{what}": found[name][what] for what in MEMORY for name, before in names}
     ours, rival = Ours(size), Plain(size)
     runners: dict[str, Ours | Plain] = {"plain": rival, "ours": ours, "recompute": Ours(size, recompute=True)}
     losses: dict[str, list[float]] = {name: [] for name in runners}
@@ -128,11 +130,7 @@ def run(size: Size, repeats: int = 3) -> dict[str, Any]:
         "speedup_vs_plain": time["plain"] / time["ours"],
         # Activations computed again (`recompute: true`): the memory target, at a price in time.
         "recompute_speedup_vs_plain": time["plain"] / time["recompute"],
-        **{
-            f"{before}{what}": found[name][what]
-            for what in ("peak_rss_mb", "beyond_state_mb")
-            for name, before in names
-        },
+        **memory_of,
         "gemm_peak_fraction": measure.fraction_of_peak(_flops(size), time, "ours"),
         "processor_gemm_peak_fraction": measure.fraction_of_peak(_flops(size), processor, "ours"),
         "gemm_gflops": measure.gemm_rate(time[measure.GEMM]) / 1e9,
