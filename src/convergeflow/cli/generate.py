@@ -267,11 +267,7 @@ def _processes() -> tuple[int, int, Any]:
         return 0, 1, lambda: None
     from accelerate import PartialState
 
-    state = PartialState(cpu=not _has_accelerator())
-    return state.process_index, state.num_processes, state.wait_for_everyone
-
-
-def _has_accelerator() -> bool:
     from convergeflow.device import choose_device
 
-    return choose_device("auto").device.type != "cpu"
+    state = PartialState(cpu=choose_device("auto").device.type == "cpu")
+    return state.process_index, state.num_processes, state.wait_for_everyone

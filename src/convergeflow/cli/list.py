@@ -82,12 +82,11 @@ def _first_line(path: Any) -> str:
 def _setting(settings: Any) -> str:
     controls = settings.controls
     if settings.self_condition != "recursive":
-        text = f"self-condition {settings.self_condition}, grid {settings.grid}"
-        text += f", solver {settings.solver}, NFE {settings.nfe}"
-        if settings.block is not None:
-            text += f", base temperature {settings.base_temperature:g}"
-            text += f", for models of blocks: {settings.block} token a block"
-        return text
+        text = f"self-condition {settings.self_condition}, grid {settings.grid}, solver {settings.solver}"
+        if settings.block is None:
+            return f"{text}, NFE {settings.nfe}"
+        blocks = f"base temperature {settings.base_temperature:g}, for models of blocks: {settings.block} token a block"
+        return f"{text}, NFE {settings.nfe}, {blocks}"
     text = f"configuration {controls.scg_schedule}, K {controls.refine}, w_scg {controls.scg:g}"
     if settings.temperature != 1:
         text += f", temperature {settings.temperature:g}"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from convergeflow.cli import console, options
 from convergeflow.errors import UserError
-
-if TYPE_CHECKING:
-    from convergeflow.training.config import RunConfig
 
 DEFAULT_RECIPE = "stories"
 
@@ -114,33 +111,23 @@ def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
     config = configuration.resolve(recipe, overrides)
     table = configuration.origins(recipe, overrides)
 
-    from convergeflow.training.build import build_model
+    from convergeflow.training.build import build_model, open_corpus
     from convergeflow.training.estimate import estimate
 
-    vocabulary = _vocabulary(config)
+    # Known from the configuration, or by preparing the corpus.
+    vocabulary = config.corpus.vocabulary or open_corpus(config).vocabulary
     cost = estimate(config, build_model(config, vocabulary), vocabulary)
     if as_json:
         console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": cost.to_dict()})
         return
     console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
-    print()
-    print(f"vocabulary       {vocabulary:,}")
-    print(f"parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)")
-    print(f"memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average")
-    print(f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch")
-    print(
-        f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process"
-    )
-    print(f"total            {_duration(cost.total_seconds)} for {cost.steps:,} steps, without evaluation")
-
-
-def _vocabulary(config: RunConfig) -> int:
-    """Known from the configuration, or by preparing the corpus."""
-    if config.corpus.vocabulary is not None:
-        return config.corpus.vocabulary
-    from convergeflow.training.build import open_corpus
-
-    return open_corpus(config).vocabulary
+    print(f"""
+vocabulary       {vocabulary:,}
+parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)
+memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average
+                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch
+time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process
+total            {_duration(cost.total_seconds)} for {cost.steps:,} steps, without evaluation""")
 
 
 def _bytes(number: int) -> str:

