@@ -13,7 +13,6 @@ from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, samp
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from convergeflow.evaluation.assess import SampleSet
     from convergeflow.systems.protocol import LanguageModel
 
 
@@ -71,16 +70,14 @@ def evaluate(
         _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)
         drawn = room.read_drawn(samples, num, model)
     else:
-        drawn, loaded = _sampled(
-            model or zoo.DEFAULT_MODEL,
-            sampling,
-            parse_knobs(knobs),
-            device,
-            seeds=range(seed, seed + (num or 128)),
-            length=length,
-            batch=batch,
-            keep=keep,
-        )
+        name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
+        loaded = zoo.load_model(name, device=device)
+        settings = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
+        about = room.origin(name, loaded)
+        with progress("sampling", len(seeds)) as bar:
+            drawn = room.draw(
+                loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
+            )
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
@@ -102,19 +99,6 @@ def evaluate(
         files.write_json(out, result)
         note(f"record: {out}")
     print_json(result) if json else print(render(result))
-
-
-def _sampled(
-    name: str, sampling: SamplingOptions, knobs: dict[str, Any], device: str, *, seeds: range, **how: Any
-) -> tuple[SampleSet, LanguageModel]:
-    """Samples of a model that is loaded now, and the model; `how` goes to `results.draw`."""
-    from convergeflow import zoo
-    from convergeflow.results.draw import draw, origin
-
-    loaded = zoo.load_model(name, device=device)
-    options = sample_arguments(loaded, sampling, knobs, how["length"] or loaded.config.length)
-    with progress("sampling", len(seeds)) as bar:
-        return draw(loaded, options, about=origin(name, loaded), seeds=seeds, advance=bar.advance, **how), loaded
 
 
 def _refuse_unused(sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int) -> None:

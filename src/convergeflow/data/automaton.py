@@ -182,8 +182,6 @@ class Grammar(Tables):
         """
         ids = self._sequences(ids)
         parts = [self._valid_sentences(ids[first : first + rows_at_once]) for first in range(0, len(ids), rows_at_once)]
-        if not parts:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def _valid_sentences(self, ids: Ints) -> tuple[Ints, Ints]:

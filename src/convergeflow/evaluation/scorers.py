@@ -48,8 +48,8 @@ def silent(done: int) -> None:
 class Texts:
     """Samples as scorers take them: ids, and the documents they decode to."""
 
-    ids: np.ndarray[Any, Any] | None
-    """Generated ids [n, length], where known."""
+    ids: np.ndarray[Any, Any]
+    """Generated ids [n, length]."""
     documents: list[list[str]]
     """Each sample's text, cut at its ends of text; an empty last piece says that the sample closes with an end."""
 
@@ -57,14 +57,6 @@ class Texts:
     def from_ids(cls, ids: np.ndarray[Any, Any], tokenizer: Tokenizer | None) -> Texts:
         """Decode blocks of ids; without a tokenizer there is no text and only `exact` can score."""
         return cls(ids, [] if tokenizer is None else [split_documents(row, tokenizer) for row in ids])
-
-    @classmethod
-    def from_texts(cls, texts: Sequence[str]) -> Texts:
-        """Plain texts in which <|endoftext|> marks the end of a document."""
-        return cls(None, [text.split(END_OF_TEXT) for text in texts])
-
-    def __len__(self) -> int:
-        return len(self.documents) if self.ids is None else len(self.ids)
 
 
 def split_documents(ids: Sequence[int] | np.ndarray[Any, Any], tokenizer: Tokenizer) -> list[str]:
@@ -104,8 +96,6 @@ class ExactScorer:
                 f"the exact scorer reads ids and knows {protocols.DEFAULT_PROTOCOL} only; for {protocol.id} "
                 "give another `scorer`, such as smollm2"
             )
-        if texts.ids is None:
-            raise UserError("the exact scorer needs token ids, and these samples have text only")
         num, length = texts.ids.shape
         if int(texts.ids.max()) >= len(self.law.vocabulary):
             raise UserError("the exact scorer is for samples of the stories: these have ids outside its vocabulary")
