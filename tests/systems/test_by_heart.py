@@ -1,4 +1,4 @@
-"""The proof that every rival can learn: ten sentences by heart. It goes on in test_by_heart_2.py and test_by_heart_3.py."""
+"""The proof that every rival can learn: ten sentences by heart. More in test_by_heart_2.py and _3.py."""
 
 from __future__ import annotations
 

@@ -111,6 +111,7 @@ def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
     config = configuration.resolve(recipe, overrides)
     table = configuration.origins(recipe, overrides)
 
+    from convergeflow.results.store import readable
     from convergeflow.training.build import build_model, open_corpus
     from convergeflow.training.estimate import estimate
 
@@ -127,16 +128,8 @@ parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the
 memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average
                  {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch
 time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process
-total            {_duration(cost.total_seconds)} for {cost.steps:,} steps, without evaluation""")
+total            {readable(cost.total_seconds)} for {cost.steps:,} steps, without evaluation""")
 
 
 def _bytes(number: int) -> str:
     return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

@@ -65,8 +65,10 @@ def prepare(
     settings; the second call with the same settings only opens it. `seed`, `blocks` and `heldout_blocks` are for the
     stories; `heldout_share` and `documents` (how many at most) for texts; `text_field` for JSON lines and tables.
     """
-    _check_positive(length=length, blocks=blocks, heldout_blocks=heldout_blocks)
-    _check_positive(vocabulary=vocabulary, documents=documents)
+    counts = {"length": length, "blocks": blocks, "heldout_blocks": heldout_blocks}
+    for name, value in (counts | {"vocabulary": vocabulary, "documents": documents}).items():
+        if value is not None and value < 1:
+            raise UserError(f"`{name}` must be at least 1, not {value}")
     if not 0 < heldout_share < 1:
         raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
     names = [source] if isinstance(source, (str, Path)) else list(source)
@@ -119,12 +121,6 @@ def _only_one(folder: Path) -> FileLock:
     locks = cache_folder() / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     return FileLock(str(locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:20]}.lock"))
-
-
-def _check_positive(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise UserError(f"`{name}` must be at least 1, not {value}")
 
 
 def _open_as_asked(folder: Path, tokenizer: str | None, vocabulary: int | None, length: int) -> Corpus:

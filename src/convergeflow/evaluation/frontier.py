@@ -74,17 +74,9 @@ class FrontierPoint:
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "value": self.value,
-            "gen_ppl": finite(self.gen_ppl),
-            "gen_ppl_se": finite(self.gen_ppl_se),
-            "entropy": self.entropy,
-            "entropy_se": finite(self.entropy_se),
-            "nfe": self.nfe,
-            "n": self.n,
-            "valid": self.valid,
-            "record": self.file,
-        }
+        names = ("value", "gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "nfe", "n", "valid")
+        values = {name: getattr(self, name) for name in names} | {"record": self.file}
+        return {name: finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -206,10 +198,7 @@ class Frontier:
         return {
             "kind": "frontier",
             "format": 1,
-            "title": self.title,
-            "control": self.control,
-            "scorer": self.scorer,
-            "protocol": self.protocol,
+            **{name: getattr(self, name) for name in ("title", "control", "scorer", "protocol")},
             "real": dict(self.real),
             "floor": self.floor,
             "how": HOW,
