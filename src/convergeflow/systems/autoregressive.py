@@ -18,7 +18,7 @@ from convergeflow.model.backbone import Norm, rotate
 from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
-from convergeflow.systems.rival import EXACT, TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
 
 
 class CausalBlock(nn.Module):
@@ -77,7 +77,7 @@ class AutoregressiveModel(Rival):
     """Next-token prediction."""
 
     method = "ar"
-    bound_kind = EXACT
+    bound_kind = "exact"
     controls: Mapping[str, Any] = {"temperature": 1.0, "nucleus": 1.0, "cache": True}
     frontier = TEMPERATURES
 
