@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from convergeflow.results.trace import Trace
     from convergeflow.sampling.plan import Plan
+    from convergeflow.sampling.settings import Settings
     from convergeflow.systems.protocol import LanguageModel, Samples
 
 GAP = "___"
@@ -66,7 +67,23 @@ class _Job:
             return f"{model} ({self.loaded.method}): {num} samples, NFE {self.arguments['nfe']}{own}"
         size = settings.block or self.loaded.config.block_length
         blocks = "" if size is None else f"{len(self.plans)} blocks of {size} x "
-        return f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{self.plans[0].in_words(settings)}"
+        return f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{_in_words(self.plans[0], settings)}"
+
+
+def _in_words(plan: Plan, settings: Settings) -> str:
+    """Steps, refinements and strengths of settings under a plan, on one line."""
+    controls, refinements = settings.controls, plan.allocation.refinements
+    parts = [f"{len(plan)} steps x (K_i + 1), K_i {min(refinements)} to {max(refinements)}"]
+    if controls.conditions and settings.self_condition == "recursive":
+        parts.append(f"w_scg {controls.scg:.4g} nominal, {min(plan.w_scg):.2f} to {max(plan.w_scg):.2f} effective")
+    if controls.ug:
+        parts.append(f"w_ug {controls.ug:.4g} nominal, {min(plan.w_ug):.3f} to {max(plan.w_ug):.3f} effective")
+    if settings.solver != "euler":
+        parts.append(f"solver {settings.solver}")
+    for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
+        if value != 1:
+            parts.append(f"{name} {value:g}")
+    return "; ".join(parts)
 
 
 @takes_sampling_options

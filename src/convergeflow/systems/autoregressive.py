@@ -15,10 +15,12 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError
 from convergeflow.model.backbone import Norm, rotate
-from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
 from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+
+Memory = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, H, P, K] of each layer at the P words so far."""
 
 
 class CausalBlock(nn.Module):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
-from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding
+from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, TrunkShape
+from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Stage
@@ -55,7 +56,8 @@ class EmbeddedEncoder(nn.Module):
         super().__init__()
         self.mask = vocabulary
         self.embedding = Table(vocabulary + 1, width)
-        self.backbone = Backbone(width=width, depth=depth, heads=heads, condition_width=16, dropout=0.0, gate_init=1.0)
+        self.backbone = Backbone(TrunkShape(width=width, depth=depth, heads=heads, condition_width=16, dropout=0.0))
+        open_gates(self.backbone, 1.0)
         self.head = zero_linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
+from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.cohort import Observer
@@ -88,14 +89,9 @@ class Table(nn.Module):
 
 def trunk(config: RivalConfig) -> Backbone:
     """The trunk that all systems share."""
-    return Backbone(
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        condition_width=config.condition_width,
-        dropout=config.dropout,
-        gate_init=config.gate_init,
-    )
+    backbone = Backbone(config)
+    open_gates(backbone, config.gate_init)
+    return backbone
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
