@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +120,7 @@ def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
     vocabulary = config.corpus.vocabulary or open_corpus(config).vocabulary
     cost = estimate(config, build_model(config, vocabulary), vocabulary)
     if as_json:
-        console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": cost.to_dict()})
+        console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)})
         return
     console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
     print(f"""

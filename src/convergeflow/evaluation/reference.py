@@ -113,9 +113,11 @@ def find_reference(
         if not written:
             say("no prepared stories of this length on this machine: the overlap with training text is left out")
         return stories_reference(num, length, training=max(written, key=len, default=None))
-    fitting = [entry for entry in prepared if entry.name == corpus]
-    if corpus is None and wanted is not None:
-        fitting = [entry for entry in prepared if entry.manifest["tokenizer"]["sha256"] == wanted]
+    fitting = [
+        entry
+        for entry in prepared
+        if (entry.name == corpus if corpus is not None else entry.manifest["tokenizer"]["sha256"] == wanted)
+    ]
     if fitting:
         chosen = min(fitting, key=lambda entry: (entry.length, -len(entry.train)))
         say(f"real text: {chosen.name}, blocks of {chosen.length} ({chosen.folder})")

@@ -17,7 +17,7 @@ from convergeflow.errors import UserError
 from convergeflow.model.backbone import Norm, rotate
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
-from convergeflow.systems.rival import EXACT, TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, H, P, K] of each layer at the P words so far."""
@@ -79,7 +79,7 @@ class AutoregressiveModel(Rival):
     """Next-token prediction."""
 
     method = "ar"
-    bound_kind = EXACT
+    bound_kind = "exact"
     controls: Mapping[str, Any] = {"temperature": 1.0, "nucleus": 1.0, "cache": True}
     frontier = TEMPERATURES
 

@@ -30,9 +30,6 @@ from convergeflow.systems.protocol import Bound, LanguageModel, Samples, Stage
 MONITOR_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Where validation looks, in the paper's direction: 0 is noise, 1 is data."""
 
-EXACT = "exact"
-"""The kind of a bound that is the likelihood itself."""
-
 TEMPERATURES = tuple({"temperature": value} for value in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7))
 """The frontier of a method whose one control between quality and diversity is a temperature."""
 
@@ -169,8 +166,7 @@ class Rival(LanguageModel):
         """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
         if self.bound_kind is None:
             return super().bound(tokens, draws=draws)  # refuses
-        if self.bound_kind == EXACT:
-            repeats = 1  # nothing is drawn
+        repeats = 1 if self.bound_kind == "exact" else repeats  # nothing is drawn then
         found = []
         with self.evaluating():
             for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):

@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -42,9 +41,6 @@ class RunCost:
     seconds_per_step: float
     total_seconds: float
     device: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:

@@ -71,5 +71,4 @@ def _open_board(folder: Path) -> Any:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a journal; a last line cut short by a crash is left out."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

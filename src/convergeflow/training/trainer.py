@@ -131,8 +131,6 @@ class Trainer:
     def accelerator(self) -> Accelerator:
         return self.setup.accelerator
 
-    # ------------------------------------------------------------------------------------------------- the loop
-
     def run(self, *, resume: bool = False) -> TrainingEnd:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
@@ -243,8 +241,6 @@ class Trainer:
                 "then start again or go on from the last checkpoint with `resume`"
             )
 
-    # ------------------------------------------------------------------------------------- stages and processes
-
     def _enter_stage(self, index: int, *, first: bool) -> None:
         """Prepare a stage; `first` says that none of its steps was made yet."""
         stage = self.config.stages[index]
@@ -286,8 +282,6 @@ class Trainer:
         else:
             with self.accelerator.no_sync(self.doorway):
                 yield
-
-    # ------------------------------------------------------------------------------------------------ the disk
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
