@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from convergeflow.data.fetch import fetched, file_hash
+from convergeflow.data.fetch import fetched
 from convergeflow.data.sources import Document, Progress
 from convergeflow.errors import ConvergeFlowError
+from convergeflow.files import file_hash
 
 MODULE = "plain_text_readers_bible.py"
 
