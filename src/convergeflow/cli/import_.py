@@ -3,6 +3,7 @@
 Example:
   convergeflow import langflow ./langflow-owt --tokenizer gpt2 --out models/langflow-owt
   convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
+  convergeflow import duo s-sahoo/duo --tokenizer gpt2 --out models/duo
 """
 
 from __future__ import annotations
@@ -95,18 +96,200 @@ def convergeflow(
     _report(model, str(file), out, as_json)
 
 
+Source = Annotated[str, typer.Argument(help="A hub folder, a file, a run's folder, or a hub name owner/name.")]
+WhichWeights = Annotated[Weights, typer.Option("--weights", help="The moving average or the raw weights.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
+Length = Annotated[int | None, typer.Option(min=1, help="Tokens per text; by default what the settings beside say.")]
+
+
+def _peer(peer: str, source: str, out: Path, as_json: bool, tokenizer: str | None, **wanted: Any) -> None:
+    """What the commands for other projects' models share."""
+    _refuse_existing(out)
+    from convergeflow.interop.peers import Wanted, load_peer
+
+    wanted["weights"] = wanted["weights"].value
+    found = load_peer(source, Wanted(peer, **wanted))
+    _give_tokenizer(found.model, tokenizer, slack=1)
+    _write(found.model, out, f"{peer} checkpoint {source} ({found.layout}), {wanted['weights']} weights")
+    for remark in found.remarks:
+        note(remark)
+    _report(found.model, source, out, as_json)
+
+
+@app.command()
+def mdlm(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import MDLM: a hub folder, or a Lightning file of the MDLM or Duo repository.
+
+    Names and shapes are checked one by one; nothing in a file is run.
+
+    Example:
+      convergeflow import mdlm kuleshov-group/mdlm-owt --tokenizer gpt2 --out models/mdlm
+    """
+    _peer("mdlm", source, out, as_json, tokenizer, weights=weights, revision=revision, length=length)
+
+
+@app.command()
+def duo(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import Duo, or its distilled student: a hub folder or a Lightning file.
+
+    Example:
+      convergeflow import duo s-sahoo/duo --tokenizer gpt2 --out models/duo
+    """
+    _peer("duo", source, out, as_json, tokenizer, weights=weights, revision=revision, length=length)
+
+
+@app.command()
+def sedd(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import SEDD: a hub folder, a run's folder, or a Lightning file of the MDLM or Duo repository.
+
+    The settings beside the weights say whether it is the absorbing or the uniform one.
+
+    Example:
+      convergeflow import sedd louaaron/sedd-small --tokenizer gpt2 --out models/sedd
+    """
+    _peer("sedd", source, out, as_json, tokenizer, weights=weights, revision=revision, length=length)
+
+
+@app.command()
+def ar(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import the autoregressive baseline: a Lightning file of the MDLM or Duo repository.
+
+    Example:
+      convergeflow import ar ar.ckpt --tokenizer gpt2 --out models/ar
+    """
+    _peer("ar", source, out, as_json, tokenizer, weights=weights, revision=revision, length=length)
+
+
+@app.command()
+def flm(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import FLM: a Lightning file.
+
+    Example:
+      convergeflow import flm flm.ckpt --tokenizer gpt2 --out models/flm
+    """
+    _peer("flm", source, out, as_json, tokenizer, weights=weights, revision=revision, length=length)
+
+
+@app.command()
+def fmlm(
+    source: Source,
+    out: Out,
+    teacher: Annotated[
+        str | None, typer.Option(help="The FLM checkpoint that a first-stage flow map was distilled from.")
+    ] = None,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import a flow map distilled from FLM: a Lightning file.
+
+    A map of the first stage corrects its teacher and needs it; one of the second stage stands alone.
+
+    Example:
+      convergeflow import fmlm stage1.ckpt --teacher flm.ckpt --out models/fmlm-1
+      convergeflow import fmlm stage2.ckpt --out models/fmlm-2
+    """
+    choices = {"weights": weights, "revision": revision, "length": length, "teacher": teacher}
+    _peer("fmlm", source, out, as_json, tokenizer, **choices)
+
+
+@app.command()
+def elf(
+    source: Source,
+    out: Out,
+    encoder: Annotated[
+        str | None, typer.Option(help="The T5 encoder: a folder or a hub name. [default: google-t5/t5-small]")
+    ] = None,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import ELF: a torch file checkpoint_N, or the folder checkpoint_N of its JAX branch.
+
+    The encoder is only needed to continue prompts; its name is written down, and it is loaded when it is used.
+
+    Example:
+      convergeflow import elf embedded-language-flows/ELF-B-owt-torch --out models/elf
+    """
+    choices = {"weights": weights, "revision": revision, "length": length, "encoder": encoder}
+    _peer("elf", source, out, as_json, tokenizer, **choices)
+
+
+@app.command()
+def plaid(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = Weights.ema,
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import Plaid: the folder with its four .pt files.
+
+    Example:
+      convergeflow import plaid plaid1b_weights --out models/plaid
+    """
+    _peer("plaid", source, out, as_json, tokenizer, weights=weights, revision=revision, length=length)
+
+
 def _refuse_existing(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; choose another `out` or remove it")
 
 
-def _give_tokenizer(model: LanguageModel, name: str | None) -> None:
+def _give_tokenizer(model: LanguageModel, name: str | None, slack: int = 0) -> None:
+    """`slack`: how many tokens a model may have more than its tokenizer, as for a padding token."""
     if name is None or name == "none":
         return
     from convergeflow.data.tokenizer import Tokenizer, gpt2_tokenizer
 
     tokenizer = gpt2_tokenizer() if name == "gpt2" else Tokenizer.load(name)
-    if tokenizer.size != model.config.vocabulary:
+    if not 0 <= model.config.vocabulary - tokenizer.size <= slack:
         raise UserError(
             f"the tokenizer {name} has {tokenizer.size} tokens, the model {model.config.vocabulary}; "
             "give the one it was trained with, or `tokenizer` none"
@@ -122,10 +305,15 @@ def _write(model: LanguageModel, out: Path, origin: str) -> None:
         (draft / "card.md").write_text(
             f"# {out.name}\n\nImported from: {origin}.\n\n"
             f"Vocabulary {settings.vocabulary}, width {settings.width}, {settings.depth} layers, "
-            f"{settings.heads} heads, length {settings.length}; schedule {settings.schedule}. "
+            f"{settings.heads} heads, length {settings.length}{_schedule(settings)}. "
             "Not trained or evaluated here.\n",
             encoding="utf-8",
         )
+
+
+def _schedule(settings: Any) -> str:
+    schedule = getattr(settings, "schedule", None)
+    return "" if schedule is None else f"; schedule {schedule}"
 
 
 def _report(model: LanguageModel, source: str, out: Path, as_json: bool) -> None:
@@ -133,12 +321,13 @@ def _report(model: LanguageModel, source: str, out: Path, as_json: bool) -> None
     record: dict[str, Any] = {
         "source": source,
         "out": str(out),
+        "method": model.method,
         "vocabulary": settings.vocabulary,
         "width": settings.width,
         "depth": settings.depth,
         "heads": settings.heads,
         "length": settings.length,
-        "schedule": settings.schedule,
+        "schedule": getattr(settings, "schedule", None),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokenizer": (out / "tokenizer.json").is_file(),
     }

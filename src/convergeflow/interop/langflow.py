@@ -28,7 +28,7 @@ CUTOFF = 1e-5
 
 _ROTARY = "backbone.rotary_emb.inv_freq"
 
-_BLOCK = {
+BLOCK = {
     "norm1.weight": "norm_attention.weight",
     "attn_qkv.weight": "attention.qkv.weight",
     "attn_out.weight": "attention.out.weight",
@@ -41,7 +41,7 @@ _BLOCK = {
     "adaLN_modulation.bias": "modulation.bias",
 }
 
-_OUTSIDE_BLOCKS = {
+OUTSIDE_BLOCKS = {
     "backbone.vocab_embed.embedding": "embedding.weight",
     "backbone.self_cond_proj.weight": "condition_input.weight",
     "backbone.sigma_map.mlp.0.weight": "backbone.noise_level.expand.weight",
@@ -73,9 +73,9 @@ class Sizes:
         blocks = {
             f"backbone.blocks.{i}.{theirs}": f"backbone.blocks.{i}.{ours}"
             for i in range(self.depth)
-            for theirs, ours in _BLOCK.items()
+            for theirs, ours in BLOCK.items()
         }
-        return {**_OUTSIDE_BLOCKS, **blocks}
+        return {**OUTSIDE_BLOCKS, **blocks}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """LangFlow's name -> the shape it must have."""
