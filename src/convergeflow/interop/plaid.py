@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.interop.layouts import DEFAULT_LENGTH, Found
-from convergeflow.interop.renaming import Renaming, agreed, depth_of, extents, fill
+from convergeflow.interop.renaming import COLUMN, ROW, Renaming, agreed, depth_of, extents, fill
 from convergeflow.systems.plaid import PlaidConfig
 from convergeflow.systems.published.plaid import PublishedPlaid
 
@@ -38,18 +38,6 @@ PLAID_ROTARY = "model.rotary_emb.inv_freq"
 TABLE = "embedding_matrix.matrix"
 
 
-def _only_column(tensor: Tensor) -> Tensor:
-    if tensor.dim() != 2 or tensor.shape[1] != 1:
-        raise IndexError("not a column")
-    return tensor[:, 0]
-
-
-def _only_row(tensor: Tensor) -> Tensor:
-    if tensor.dim() != 2 or tensor.shape[0] != 1:
-        raise IndexError("not a row")
-    return tensor[0]
-
-
 def plaid_model(found: Found, which: str, length: int | None) -> PublishedPlaid:
     """The model of Plaid's four files; every size follows from the tensors."""
     if found.layout != "Plaid folder":
@@ -59,7 +47,7 @@ def plaid_model(found: Found, which: str, length: int | None) -> PublishedPlaid:
     names = {**PLAID_OUTSIDE}
     for i in range(depth):
         names |= {f"model.blocks.{i}.{theirs}": f"network.blocks.{i}.{ours}" for theirs, ours in PLAID_BLOCK.items()}
-    renaming = Renaming(names, {"noise_schedule.W1": _only_column, "noise_schedule.W2": _only_row}, PLAID_ROTARY)
+    renaming = Renaming(names, {"noise_schedule.W1": COLUMN, "noise_schedule.W2": ROW}, PLAID_ROTARY)
     norms = [(f"model.blocks.{i}.rmsnorm{n}.weight", 0) for i in range(depth) for n in (1, 2)]
 
     def size(what: str, *places: tuple[str, int]) -> int:

@@ -12,54 +12,49 @@ from torch import Tensor, nn
 
 from convergeflow.errors import UserError
 from convergeflow.interop.layouts import Found
+from convergeflow.systems.protocol import listing, misfits
 
-Change = Callable[[Tensor], Tensor]
 ROTARY_BASE = 10_000.0
 
 
 @dataclass(frozen=True)
+class Form:
+    """A form of storage that is not ours: how to read it, and how ours looks in it."""
+
+    read: Callable[[Tensor], Tensor]
+    write: Callable[[Tensor], Tensor]
+
+
+TRANSPOSED = Form(lambda tensor: tensor.T, lambda tensor: tensor.T)
+"""(in, out) for (out, in)."""
+COLUMN = Form(lambda tensor: tensor[:, 0], lambda tensor: tensor[:, None])
+ROW = Form(lambda tensor: tensor[0], lambda tensor: tensor[None])
+
+
+@dataclass(frozen=True)
 class Renaming:
-    """Their names -> names in a model's state; `changes` turn or cut a tensor that is stored in another form."""
+    """Their names -> names in a model's state, and the `forms` of those that are stored in another one."""
 
     names: Mapping[str, str]
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    forms: Mapping[str, Form] = field(default_factory=dict)
     rotary: str | None = None
     """A buffer of theirs with the rotary frequencies, which are computed here; they must be those of base 10000."""
 
     def check(self, weights: Mapping[str, Tensor], model: nn.Module, source: str) -> None:
         """Refuse weights that are not exactly the expected ones, with the names of those that differ."""
-        own = model.state_dict()
-        expected = {*self.names, *([self.rotary] if self.rotary else [])}
-        wrong, broken = [], []
-        for name in sorted(expected & set(weights)):
-            tensor = weights[name]
-            if not tensor.is_floating_point() or not bool(torch.isfinite(tensor.float()).all()):
-                broken.append(name)
-            if name in self.names and not self._fits(name, tensor, own[self.names[name]]):
-                wrong.append(f"{name} is {tuple(tensor.shape)}, not {self._theirs(name, own[self.names[name]])}")
-        complaints = [
-            _listing("missing", sorted(expected - set(weights))),
-            _listing("unexpected", sorted(set(weights) - expected)),
-            _listing("mis-shaped", wrong),
-            _listing("not finite numbers", broken),
-        ]
-        if any(complaints):
-            raise UserError(f"{source} is not this network: " + "; ".join(filter(None, complaints)))
-        if self.rotary:
+        state = model.state_dict()
+        expected = {theirs: state[ours] for theirs, ours in self.names.items()}
+        expected |= {name: form.write(expected[name]) for name, form in self.forms.items()}
+        if self.rotary is not None:
+            expected[self.rotary] = weights.get(self.rotary, torch.empty(0))
+        wrong = misfits(expected, weights)
+        broken = [name for name, tensor in weights.items() if name in expected and not _finite(tensor)]
+        if broken:
+            wrong = "; ".join(filter(None, [wrong, listing("not finite numbers", broken)]))
+        if wrong:
+            raise UserError(f"{source} is not this network: {wrong}")
+        if self.rotary is not None:
             self._check_rotary(weights[self.rotary], source)
-
-    def _changed(self, name: str, tensor: Tensor) -> Tensor:
-        return self.changes[name](tensor) if name in self.changes else tensor
-
-    def _fits(self, name: str, tensor: Tensor, own: Tensor) -> bool:
-        try:
-            return self._changed(name, tensor).shape == own.shape
-        except (RuntimeError, IndexError):  # a transposition or a cut of a tensor with too few dimensions
-            return False
-
-    def _theirs(self, name: str, own: Tensor) -> tuple[int, ...]:
-        shape = tuple(own.shape)
-        return shape[::-1] if self.changes.get(name) is transposed else shape
 
     def _check_rotary(self, stored: Tensor, source: str) -> None:
         # We compute these frequencies; another base would silently turn every attention pattern.
@@ -70,8 +65,15 @@ class Renaming:
 
     def take_over(self, weights: Mapping[str, Tensor], model: nn.Module) -> None:
         """Put checked weights into the model, in float32."""
-        taken = {ours: self._changed(theirs, weights[theirs]).float() for theirs, ours in self.names.items()}
+        read = {
+            name: self.forms[name].read(weights[name]) if name in self.forms else weights[name] for name in self.names
+        }
+        taken = {self.names[name]: tensor.float() for name, tensor in read.items()}
         model.load_state_dict({**model.state_dict(), **taken}, strict=True)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(torch.isfinite(tensor.float()).all())
 
 
 def fill(model: nn.Module, renaming: Renaming, found: Found, which: str) -> None:
@@ -81,13 +83,6 @@ def fill(model: nn.Module, renaming: Renaming, found: Found, which: str) -> None
     weights = found.weights(which)
     renaming.check(weights, model, f"{found.place} ({which})")
     renaming.take_over(weights, model)
-
-
-def transposed(tensor: Tensor) -> Tensor:
-    """(in, out) as (out, in)."""
-    if tensor.dim() != 2:
-        raise IndexError("only matrices can be transposed")
-    return tensor.T
 
 
 def agreed(sizes: Iterable[int], what: str, source: str) -> int:
@@ -109,10 +104,3 @@ def depth_of(weights: Iterable[str], pattern: str) -> int:
     """How many layers the names count; `pattern` has their number as its group."""
     numbers = [int(found[1]) for name in weights if (found := re.match(pattern, name))]
     return 1 + max(numbers, default=-1)
-
-
-def _listing(kind: str, names: list[str], most: int = 8) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{kind}: {', '.join(names[:most])}{more}"

@@ -67,7 +67,8 @@ def cohort(
     """
     noise = noise.to(state_dtype_of(noise.device))
     batch, length = noise.shape[:2]
-    clamp = None if clamp is None else clamp.resolved(batch, length, predictor.table)
+    if clamp is not None:
+        clamp = clamp.resolved(batch, length, len(predictor.table), predictor.table.device)
     everything = torch.arange(batch, device=noise.device)
     rows = [everything] if settings.freeze is None else list(everything.split(1))
 

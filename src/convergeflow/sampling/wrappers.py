@@ -164,15 +164,14 @@ class Clamp:
     known: Tensor
     """Boolean, same shape."""
 
-    def resolved(self, batch: int, length: int, table: Tensor) -> Clamp:
-        """Checked, [batch, length] and on the table's device."""
+    def resolved(self, batch: int, length: int, vocabulary: int, device: torch.device) -> Clamp:
+        """Checked, [batch, length] and on a device."""
         if self.tokens.shape != self.known.shape or self.tokens.shape[-1] != length:
             raise UserError(f"the known tokens must have length {length}, not {tuple(self.tokens.shape)}")
         tokens = torch.where(self.known, self.tokens, torch.zeros_like(self.tokens))
-        if int(tokens.min()) < 0 or int(tokens.max()) >= len(table):
-            raise UserError(f"a known token lies outside the vocabulary of {len(table)}")
-        shape = (batch, length)
-        return Clamp(tokens.expand(shape).to(table.device), self.known.expand(shape).to(table.device))
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            raise UserError(f"a known token lies outside the vocabulary of {vocabulary}")
+        return Clamp(tokens.expand(batch, length).to(device), self.known.expand(batch, length).to(device))
 
     def __getitem__(self, index: Any) -> Clamp:
         """Some rows or, where all samples share the tokens, some positions."""

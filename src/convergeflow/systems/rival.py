@@ -7,8 +7,9 @@ their papers do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -106,10 +107,20 @@ def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
+def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross-entropy of `tokens` [B, L] under logits [B, L, V]: the mean of each row, [B]."""
+    nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
+    return nll.view(tokens.shape).mean(-1)
+
+
 class Rival(LanguageModel):
     """A system with tokens or latents of its own; subclasses give `row_losses` and `generate_batch`."""
 
     config_class: ClassVar[type[RivalConfig]] = RivalConfig
+    choices: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """The names that a control may have, for controls that are names."""
+    takes_known: bool = True
+    """Whether some tokens of a sample can be given."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -196,17 +207,21 @@ class Rival(LanguageModel):
         for name in controls:
             if name not in self.controls:
                 raise unknown_name(f"sampling control of {self.method}", name, self.controls)
+            if name in self.choices and controls[name] not in self.choices[name]:
+                raise unknown_name(name, controls[name], self.choices[name])
         chosen = {**self.controls, **controls}
         size = batch or default_batch(length, self.config.vocabulary)
+        known = None if clamp is None else clamp.resolved(num, length, self.config.vocabulary, self.device)
+        if known is not None and bool(known.known.any()) and not self.takes_known:
+            raise UserError(f"{self.method} has no infilling; generate without a prompt or gaps")
         parts, calls = [], []
         with self.evaluating():
             for part in batches(num, size):
                 draws = RowDraws([derive_seed(seed, "sample") for seed in seeds[part]])
-                piece = Given.of(clamp, part, length, len(draws), self.device)
-                with _Calls(self.network) as counter:
-                    run = Run(length, draws, nfe, piece, observe, counter, self.device)
+                run = Run(length, draws, nfe, None if known is None else known[part], observe, self.device)
+                with self.network.register_forward_pre_hook(run.count):
                     parts.append(self.generate_batch(run, **chosen).cpu())
-                calls += [counter.total] * len(draws)
+                calls += [run.calls] * run.rows
         settings = {"method": self.method, "nfe": nfe, **chosen, "length": length, "batch": size}
         return self._samples(torch.cat(parts), seeds, torch.tensor(calls), settings)
 
@@ -215,73 +230,32 @@ class Rival(LanguageModel):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Given:
-    """Tokens that a sample must have, [B, L] with a mask; an empty mask if there are none."""
-
-    tokens: Tensor
-    mask: Tensor
-
-    @classmethod
-    def of(cls, clamp: Clamp | None, part: slice, length: int, rows: int, device: torch.device) -> Given:
-        if clamp is None:
-            return cls(
-                torch.zeros(rows, length, dtype=torch.long, device=device),
-                torch.zeros(rows, length, dtype=torch.bool, device=device),
-            )
-        if clamp.tokens.shape != clamp.known.shape or clamp.tokens.shape[-1] != length:
-            raise UserError(f"the known tokens must have length {length}, not {tuple(clamp.tokens.shape)}")
-        pair = (clamp.tokens, clamp.known)
-        tokens, mask = (value[part] if value.dim() == 2 else value.expand(rows, length) for value in pair)
-        return cls(tokens.to(device), mask.to(device))
-
-    def __bool__(self) -> bool:
-        return bool(self.mask.any())
-
-    def put(self, tokens: Tensor) -> Tensor:
-        """`tokens` with the known ones in place."""
-        return torch.where(self.mask, self.tokens, tokens)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """One batch of samples in the making."""
 
     length: int
     draws: RowDraws
     nfe: int
-    known: Given
+    known: Clamp | None
     observe: Observer | None
-    counter: _Calls
     device: torch.device
+    calls: int = 0
+    """Network calls so far."""
 
     @property
     def rows(self) -> int:
         return len(self.draws)
 
+    def count(self, *_: Any) -> None:
+        """Hear of a network call."""
+        self.calls += 1
+
+    def put(self, tokens: Tensor) -> Tensor:
+        """`tokens` [B, L] with the known ones in place."""
+        return tokens if self.known is None else self.known.put(tokens)
+
     def report(self, index: int, num_steps: int, t: float, tokens: Tensor) -> None:
         """Tell the observer, if there is one."""
         if self.observe is not None:
-            self.observe(TokenStep(index, num_steps, t, tokens, self.counter.total))
-
-    def refuse_known(self, method: str) -> None:
-        """For methods that cannot be told tokens."""
-        if self.known:
-            raise UserError(f"{method} has no infilling; generate without a prompt or gaps")
-
-
-class _Calls:
-    """Counts the calls of a module inside a `with` block."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.total = module, 0
-
-    def _count(self, *_: Any) -> None:
-        self.total += 1
-
-    def __enter__(self) -> _Calls:
-        self.handle = self.module.register_forward_pre_hook(self._count)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.handle.remove()
+            self.observe(TokenStep(index, num_steps, t, tokens, self.calls))

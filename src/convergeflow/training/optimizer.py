@@ -173,15 +173,14 @@ class StageOptimizer:
         """Put the tensors of `state` back; with `missing_ok` a parameter may start without moments."""
         for part, name, parameter in self._named():
             keys = ["momentum"] if isinstance(part, Muon) else ["step", "exp_avg", "exp_avg_sq"]
-            found = {key: state.get(f"{name}:{key}") for key in keys}
-            if any(value is None for value in found.values()):
+            if any(f"{name}:{key}" not in state for key in keys):
                 if missing_ok:
                     continue
                 raise ConvergeFlowError(f"the checkpoint has no optimizer state for {name!r}")
-            for key, value in found.items():
-                assert value is not None
+            for key in keys:
+                value, own = state[f"{name}:{key}"], part.state[parameter]
                 if key == "step":
-                    part.state[parameter][key] = value.to(torch.float32).clone()
-                    continue
-                part.state[parameter][key] = torch.zeros_like(parameter, requires_grad=False)
-                assign(part.state[parameter][key], value)
+                    own[key] = value.to(torch.float32).clone()
+                else:
+                    own[key] = torch.zeros_like(parameter, requires_grad=False)
+                    assign(own[key], value)

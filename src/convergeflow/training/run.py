@@ -13,6 +13,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from convergeflow import files
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.training import checkpoint
@@ -113,8 +114,7 @@ def train(
         load_weights(model, init_from)
     trainer = Trainer(config, model, corpus, out, accelerator=accelerator, reporter=None if quiet else reporter)
     if accelerator.is_main_process:
-        out.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_json(out / RUN_FILE, config.to_dict())
+        files.write_json(out / RUN_FILE, config.to_dict())
     outcome = trainer.run(resume=resume)
     if outcome.finished:
         parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())

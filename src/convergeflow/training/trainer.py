@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from convergeflow.data import stream
+from convergeflow.data.corpus import Corpus
 from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
@@ -50,7 +51,7 @@ class Setup:
     """What stays the same through a run."""
 
     config: RunConfig
-    corpus: Any
+    corpus: Corpus
     out: Path
     accelerator: Accelerator
     reporter: Reporter
@@ -95,7 +96,7 @@ class Trainer:
         self,
         config: RunConfig,
         model: LanguageModel,
-        corpus: Any,
+        corpus: Corpus,
         out: Path,
         *,
         accelerator: Accelerator,
@@ -123,7 +124,7 @@ class Trainer:
         return self.setup.config
 
     @property
-    def corpus(self) -> Any:
+    def corpus(self) -> Corpus:
         return self.setup.corpus
 
     @property
@@ -136,7 +137,9 @@ class Trainer:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
         start, journal_bytes = self._restore() if resume else (0, 0)
-        self.journal = self._open_journal(journal_bytes)
+        self.journal = None
+        if self.accelerator.is_main_process:
+            self.journal = Journal(self.setup.out, keep_bytes=journal_bytes, tensorboard=config.tensorboard)
         if start == 0:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
@@ -291,11 +294,6 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------ the disk
 
-    def _open_journal(self, keep_bytes: int) -> Journal | None:
-        if not self.accelerator.is_main_process:
-            return None
-        return Journal(self.setup.out, keep_bytes=keep_bytes, tensorboard=self.config.tensorboard)
-
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
             self.journal.write(record)
@@ -323,7 +321,7 @@ class Trainer:
             checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep)
         self.accelerator.wait_for_everyone()
 
-    def _write_model(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+    def _write_model(self, folder: Path, model: LanguageModel, weights: dict[str, Tensor]) -> None:
         """The part of a checkpoint that generation needs: config, weights, tokenizer."""
         if self.setup.sharded:
             # What a model writes into its config may come from its weights, and a shard has only a part of those.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -88,9 +88,10 @@ class PublishedAr(DrawsTokens, AutoregressiveModel):
 
     def generate_batch(self, run: Run, **controls: Any) -> Tensor:
         """The begin-of-text token and L - 1 tokens, one call each."""
-        run.refuse_known(self.method)
         first = torch.full((run.rows, 1), self.begin, device=run.device)
         if run.length == 1:
             return first
-        drawn = super().generate_batch(replace(run, length=run.length - 1), **controls)
-        return torch.cat([first, drawn], dim=1)
+        run.length -= 1
+        if run.known is not None:
+            run.known = run.known[:, 1:]
+        return torch.cat([first, super().generate_batch(run, **controls)], dim=1)

@@ -8,7 +8,6 @@ sample, counted network calls); `presets` hold the settings behind the numbers i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -73,10 +72,8 @@ class DrawsTokens(Published):
 
     def generate_batch(self, run: Run, *, precision: str = PRECISIONS[0], **controls: Any) -> Tensor:
         """The method's sampler with random numbers of a precision."""
-        if precision not in PRECISIONS:
-            raise unknown_name("precision", precision, PRECISIONS)
         if precision == "float32":
-            run = replace(run, draws=SinglePrecision(run.draws))
+            run.draws = SinglePrecision(run.draws)
         return super().generate_batch(run, **controls)
 
 

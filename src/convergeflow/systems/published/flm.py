@@ -96,7 +96,7 @@ class LossWeight(nn.Module):
 
 
 class FlowMaps(nn.Module):
-    """The student, and the teacher if the student is a correction to it."""
+    """The student, and the teacher if the student is a correction to it; a call without a next time is the teacher's."""
 
     def __init__(self, config: PublishedFmlmConfig) -> None:
         super().__init__()
@@ -104,6 +104,12 @@ class FlowMaps(nn.Module):
         self.student.backbone.noise_level = TwoTimes(config.condition_width)  # type: ignore[assignment]
         self.teacher = SoftCapped(config) if config.stage == "residual" else None
         self.loss_weight = LossWeight(config.condition_width)
+
+    def forward(self, x: Tensor, t: Tensor, then: Tensor | None = None) -> Tensor:
+        if then is not None:
+            return self.student(x, torch.stack([t, then], dim=1))  # type: ignore[no-any-return]
+        assert self.teacher is not None, "a map of the second stage stands alone"
+        return self.teacher(x, t)  # type: ignore[no-any-return]
 
 
 class PublishedFmlm(Published, FlmModel):
@@ -124,20 +130,15 @@ class PublishedFmlm(Published, FlmModel):
 
     def forward(self, x: Tensor, t: Tensor, then: Tensor) -> Tensor:
         """The student's raw output [B, L, V] for x [B, L, V], the present and the next time [B]."""
-        return self.network.student(x, torch.stack([t, then], dim=1))
+        return self.network(x, t, then)
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         raise NotImplementedError("flow maps are distilled by their authors' code, not trained here")
 
     def generate_batch(self, run: Run, **_: Any) -> Tensor:
         """t_i = i/N. One call a step for a map; two, teacher and student, for a residual."""
-        run.refuse_known(self.method)
         dtype = state_dtype_of(run.device)
         z = run.draws.normal(run.length, self.config.vocabulary, dtype=torch.float64).to(run.device, dtype)
-        return self.transport(z, run)
-
-    def transport(self, z: Tensor, run: Run) -> Tensor:
-        """Tokens from the noise z [B, L, V]."""
         residual = self.network.teacher is not None
         steps = max(1, run.nfe // 2) if residual else run.nfe
         t = torch.arange(steps + 1, dtype=torch.float64) / steps
@@ -150,7 +151,7 @@ class PublishedFmlm(Published, FlmModel):
                 p = tempered(out, 1.0).exp()
                 z = p if i == steps - 1 else z + (p - z) / gap * change
             else:
-                p = tempered(self.network.teacher(z, now).to(z), 1.0).exp()
+                p = tempered(self.network(z, now).to(z), 1.0).exp()
                 z = z + (p - z) / gap * change + 0.5 * change**2 * out
             run.report(i, steps, float(t[i]), z.argmax(-1))
         return z.argmax(-1)
