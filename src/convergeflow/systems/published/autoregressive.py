@@ -13,7 +13,7 @@ from convergeflow.errors import UserError
 from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.autoregressive import AutoregressiveModel, CausalNetwork
-from convergeflow.systems.published.family import DrawsTokens
+from convergeflow.systems.published.family import PRECISE, DrawsTokens
 from convergeflow.systems.rival import RivalConfig, Run, zero_linear
 
 NEVER = -1000.0
@@ -54,6 +54,7 @@ class PublishedAr(DrawsTokens, AutoregressiveModel):
     config_class = PublishedArConfig
     bound_kind = "exact (the first token is given)"
     controls: Mapping[str, Any] = {**AutoregressiveModel.controls, "precision": "float64"}
+    choices: Mapping[str, Any] = PRECISE
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "published": {"precision": "float32"},
         "exact": {},
@@ -86,7 +87,7 @@ class PublishedAr(DrawsTokens, AutoregressiveModel):
         """What stands before the first token that is drawn."""
         return self.begin
 
-    def generate_batch(self, run: Run, **controls: Any) -> Tensor:
+    def tokens_of(self, run: Run, **controls: Any) -> Tensor:
         """The begin-of-text token and L - 1 tokens, one call each."""
         first = torch.full((run.rows, 1), self.begin, device=run.device)
         if run.length == 1:
@@ -94,4 +95,4 @@ class PublishedAr(DrawsTokens, AutoregressiveModel):
         run.length -= 1
         if run.known is not None:
             run.known = run.known[:, 1:]
-        return torch.cat([first, super().generate_batch(run, **controls)], dim=1)
+        return torch.cat([first, super().tokens_of(run, **controls)], dim=1)

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.errors import UserError
 from convergeflow.model.backbone import NoiseLevelEmbedding
-from convergeflow.systems.elf import PREFIX, ElfConfig, ElfModel
+from convergeflow.systems.elf import LEAST_GAP, PREFIX, ElfConfig, ElfModel
 from convergeflow.systems.published.family import Published
+from convergeflow.systems.rival import Run
 
-SAMPLERS = ("sde", "ode")
+CHURN = ((32, 1.5), (64, 1.0))
+"""Noise put back by the SDE sampler, by the number of steps up to which it is meant; the last also for more."""
 
 
 class RootMeanSquare(nn.Module):
@@ -145,6 +148,8 @@ class PublishedElf(Published, ElfModel):
     method = "published-elf"
     config_class = PublishedElfConfig
     controls: Mapping[str, Any] = {**ElfModel.controls, "churn": None, "sampler": "sde", "text_guidance": 1.0}
+    choices: Mapping[str, Any] = {**ElfModel.choices, "sampler": ("sde", "ode")}
+    takes_known = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "published": {"nfe": 33, "sampler": "sde", "churn": 1.5, "guidance": 3.0},
         "published-64": {"nfe": 65, "sampler": "sde", "churn": 1.0, "guidance": 3.0},
@@ -170,3 +175,80 @@ class PublishedElf(Published, ElfModel):
         """The data prediction [B, L, E] and the decoder's logits [B, L, V] for latents z [B, L, E]."""
         mode = torch.zeros_like(t) if decoding is None else decoding
         return self.network(z, previous, t, guidance, mode, valid)
+
+    def generate_batch(  # type: ignore[override]
+        self, run: Run, *, guidance: float, churn: float | None, grid: str, sampler: str, text_guidance: float
+    ) -> Tensor:
+        """nfe - 1 calls along a random grid, and one that decodes; a guided prompt takes two calls a step."""
+        given = self.given(run)
+        steps = (run.nfe - 1) // (1 if given is None or text_guidance == 1.0 else 2)
+        if steps < 1:
+            raise UserError("elf needs more network calls: one or two for a step, and one for the decoding")
+        if churn is None:
+            churn = next((value for most, value in CHURN if steps <= most), CHURN[-1][1])
+        z = self.config.noise_scale * run.draws.normal(run.length, self.config.latent).to(run.device)
+        w = torch.full((run.rows,), float(guidance), device=run.device)
+        churn = 0.0 if sampler == "ode" else churn
+        z = self.flow(run, z, self._grid(run, steps, grid), w, churn, given, text_guidance)
+        _, logits = self.network(z, torch.zeros_like(z), torch.ones_like(w), w, torch.ones_like(w))
+        return run.put(logits.argmax(-1))
+
+    def flow(
+        self, run: Run, z: Tensor, times: Tensor, w: Tensor, churn: float, given: Given | None, text_guidance: float
+    ) -> Tensor:
+        """Latents from the noise z along `times` [B, N + 1]; the last step puts no noise back."""
+        s, count = self.config.noise_scale, times.shape[1] - 1
+        z = z if given is None else given.pin(z)
+        x = torch.zeros_like(z)
+        for i in range(count):
+            t, then = times[:, i], times[:, i + 1]
+            if churn and i < count - 1:
+                a = (1 - churn * (then - t)).clamp(0, 1)
+                z = a[:, None, None] * z + (1 - a)[:, None, None] * s * run.draws.normal(*z.shape[1:]).to(z)
+                t = a * t
+                z = z if given is None else given.pin(z)
+            x, logits = self._predict(z, x, t, w, given, text_guidance)
+            z = z + (then - t)[:, None, None] * (x - z) / (1 - t).clamp_min(LEAST_GAP)[:, None, None]
+            z = z if given is None else given.pin(z)
+            run.report(i, run.nfe, float(t.mean()), logits.argmax(-1))
+        return z
+
+    def _predict(
+        self, z: Tensor, x: Tensor, t: Tensor, w: Tensor, given: Given | None, text_guidance: float
+    ) -> tuple[Tensor, Tensor]:
+        """The data prediction; with a guided prompt that without the prompt is extrapolated away from."""
+        denoising = torch.zeros_like(t)
+        if given is None:
+            return self.network(z, x, t, w, denoising)  # type: ignore[no-any-return]
+        told, logits = self.network(z, given.pin(x), t, w, denoising)
+        if text_guidance == 1.0:
+            return told, logits
+        untold, _ = self.network(given.wipe(z), given.wipe(x), t, w, denoising)
+        return untold + text_guidance * (told - untold), logits
+
+    def given(self, run: Run) -> Given | None:
+        """The latents of a prompt, which sees only itself."""
+        if run.known is None or not bool(run.known.known.any()):
+            return None
+        known, length = run.known.known, run.known.prompt_length
+        if bool(known[:, length:].any()):
+            raise UserError("elf continues a prompt that is as long in all samples; it cannot fill gaps")
+        latents = torch.zeros(run.rows, run.length, self.config.latent, device=run.device)
+        latents[:, :length] = self.encode(run.known.tokens[:, :length])
+        return Given(latents, known)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Clean latents at the positions of a condition."""
+
+    latents: Tensor
+    where: Tensor
+
+    def pin(self, z: Tensor) -> Tensor:
+        """z with the condition in its place."""
+        return torch.where(self.where[..., None], self.latents, z)
+
+    def wipe(self, z: Tensor) -> Tensor:
+        """z with nothing in its place."""
+        return torch.where(self.where[..., None], torch.zeros_like(z), z)

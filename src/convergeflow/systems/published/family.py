@@ -67,13 +67,21 @@ class Published(Rival):
         return cls.presets[name]
 
 
+PRECISE = {"precision": PRECISIONS}
+"""The choices of `DrawsTokens`."""
+
+
 class DrawsTokens(Published):
     """For methods that draw tokens: the control `precision`."""
 
-    def generate_batch(self, run: Run, *, precision: str = PRECISIONS[0], **controls: Any) -> Tensor:
-        """The method's sampler with random numbers of a precision."""
-        if precision == "float32":
+    def generate_batch(self, run: Run, **controls: Any) -> Tensor:
+        """The method's sampler with random numbers of a `precision`."""
+        if controls.pop("precision") == "float32":
             run.draws = SinglePrecision(run.draws)
+        return self.tokens_of(run, **controls)
+
+    def tokens_of(self, run: Run, **controls: Any) -> Tensor:
+        """The sampler itself: by default that of the method in this package."""
         return super().generate_batch(run, **controls)
 
 

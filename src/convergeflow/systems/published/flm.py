@@ -96,7 +96,7 @@ class LossWeight(nn.Module):
 
 
 class FlowMaps(nn.Module):
-    """The student, and the teacher if the student is a correction to it; a call without a next time is the teacher's."""
+    """The student, and the teacher that it corrects, if it does; a call without a next time is the teacher's."""
 
     def __init__(self, config: PublishedFmlmConfig) -> None:
         super().__init__()
