@@ -14,7 +14,7 @@ import pytest
 from convergeflow.errors import UserError
 from convergeflow.evaluation.frontier import Frontier, FrontierPoint, interpolate, undominated
 from convergeflow.files import write_json
-from convergeflow.results.pages import frontier_page, write_frontier
+from convergeflow.results.pages import frontier_page, page, write_frontier
 from convergeflow.results.record import frontier_of, render
 
 
@@ -148,12 +148,14 @@ def test_frontier_files(frontier: Frontier, tmp_path: Path) -> None:
     assert before == [path.read_bytes() for path in drawn], "the same figure gives the same file"
 
 
-def test_page_stands_alone_and_says_everything(frontier: Frontier) -> None:
+def test_page_stands_alone_and_says_everything(frontier: Frontier, tmp_path: Path) -> None:
     metrics = [("schedule A", 1, {"js_2": {"value": 0.2, "se": 0.01, "real": 0.15, "real_se": 0.01}})]
-    page = frontier_page(frontier, metrics)
-    assert "<svg" in page and "bootstrap" in page and "convergeflow sweep" in page and "js_2" in page
-    for outside in ("<script", "<link", '<img src="http', "url(http"):
-        assert outside not in page
+    write_frontier(frontier, tmp_path, "frontier")
+    shown = page(frontier_page(frontier, metrics, "frontier.svg"), tmp_path)
+    for said in ("data:image/svg+xml;base64,", "bootstrap", "convergeflow sweep", "js_2"):
+        assert said in shown
+    for outside in ("<script", "<link", 'src="http', 'src="frontier', "url(http"):
+        assert outside not in shown
 
 
 def test_records_of_different_things_make_no_frontier() -> None:

@@ -25,10 +25,10 @@ class Trace:
     t: list[float] = field(default_factory=list)
     log_snr: list[float] = field(default_factory=list)
     _batches: list[list[dict[str, list[Tensor]]]] = field(default_factory=list)
-    """The blocks of each micro-batch; where the flow carries the whole sequence there is one."""
+    """The blocks of each micro-batch; there is one block where the flow carries the whole sequence."""
 
     def __call__(self, step: Step) -> None:
-        """Take down one step; a step 0 begins the next block, and that of a first block the next micro-batch."""
+        """Note one step. Step 0 begins the next block, and step 0 of a first block also the next micro-batch."""
         if step.index == 0:
             if step.block == 0:
                 self._batches.append([])
