@@ -62,7 +62,7 @@ def langflow(
 
     model = load_langflow(source, revision=revision)
     beside = Path(source).expanduser()
-    _give_tokenizer(model, str(beside) if tokenizer is None and (beside / "tokenizer.json").is_file() else tokenizer)
+    give_tokenizer(model, str(beside) if tokenizer is None and (beside / "tokenizer.json").is_file() else tokenizer)
     _write(model, out, f"LangFlow checkpoint {source}")
     _report(model, source, out, as_json)
 
@@ -91,7 +91,7 @@ def convergeflow(
     from convergeflow.interop.published import load_published
 
     model = load_published(file, weights=weights.value, length=length)
-    _give_tokenizer(model, tokenizer)
+    give_tokenizer(model, tokenizer)
     _write(model, out, f"published ConvergeFlow checkpoint {file.name}, {weights.value} weights")
     _report(model, str(file), out, as_json)
 
@@ -109,7 +109,7 @@ def _peer(peer: str, source: str, out: Path, as_json: bool, tokenizer: str | Non
 
     wanted["weights"] = wanted["weights"].value
     found = load_peer(source, Wanted(peer, **wanted))
-    _give_tokenizer(found.model, tokenizer, slack=1)
+    give_tokenizer(found.model, tokenizer, slack=1)
     _write(found.model, out, f"{peer} checkpoint {source} ({found.layout}), {wanted['weights']} weights")
     for remark in found.remarks:
         note(remark)
@@ -282,8 +282,8 @@ def _refuse_existing(out: Path) -> None:
         raise UserError(f"{out} exists already; choose another `out` or remove it")
 
 
-def _give_tokenizer(model: LanguageModel, name: str | None, slack: int = 0) -> None:
-    """`slack`: how many tokens a model may have more than its tokenizer, as for a padding token."""
+def give_tokenizer(model: LanguageModel, name: str | None, slack: int = 0) -> None:
+    """`slack`: how many tokens a model may have more than its tokenizer, as for padding."""
     if name is None or name == "none":
         return
     from convergeflow.data.tokenizer import Tokenizer, gpt2_tokenizer
