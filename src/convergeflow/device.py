@@ -34,10 +34,10 @@ def choose_device(name: str = "auto") -> Placement:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
         if not torch.cuda.is_available():
-            raise UserError("device 'cuda' is not available in this PyTorch; use --device cpu")
+            raise UserError("device 'cuda' is not available in this PyTorch; use `device` cpu")
         return Placement(torch.device("cuda"), torch.bfloat16 if torch.cuda.is_bf16_supported() else None)
     if name == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not available on this machine; use --device cpu")
+        raise UserError("device 'mps' is not available on this machine; use `device` cpu")
     return Placement(torch.device(name), None)
 
 

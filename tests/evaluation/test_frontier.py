@@ -56,7 +56,7 @@ def points(*pairs: tuple[float, float], **options: Any) -> list[FrontierPoint]:
 def test_log_perplexity_is_linear_between_the_neighbours() -> None:
     found = interpolate(points((3.0, 2.0), (3.5, 4.0), (3.2, 2.2)), 3.3)
     # between (3.2, 2.2) and (3.5, 4.0): 2.2 + 1.8/3
-    assert found.gen_ppl == pytest.approx(math.exp(2.8)) and found.between == (2, 1)
+    assert found.gen_ppl == pytest.approx(math.exp(2.8)) and found.between == [2, 1]
     assert found.se == pytest.approx(0.0, abs=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_a_nearest_point_within_the_errors_is_at_the_data_s_entropy() -> None:
     curve = points((3.0, 2.0), (3.2, 2.5))  # without spread: the data's own error is all there is
     assert interpolate(curve, 3.24).gen_ppl == pytest.approx(math.exp(2.5)), "within 0.05 nat"
     found = interpolate(curve, 3.3, 0.06)
-    assert found.gen_ppl == pytest.approx(math.exp(2.5)) and found.between == (1, 1)
+    assert found.gen_ppl == pytest.approx(math.exp(2.5)) and found.between == [1, 1]
     assert "its nearest point, 1" in found.says
     assert interpolate(curve, 3.3, 0.04).gen_ppl is None
     assert interpolate(curve, 2.9, 0.06).gen_ppl == pytest.approx(math.exp(2.0))

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convergeflow.cli.console import note, print_json, print_table, progress
-from convergeflow.cli.evaluate import command_line
+from convergeflow.cli.console import command_line, note, print_json, print_table, progress
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.files import replacing_folder, write_json
 
@@ -99,7 +98,7 @@ def _study(table_file: str, out: Path | None, systems: str, device: str, *, scor
 
 def _fetch(entry: Entry, folder: Path) -> None:
     """Import a checkpoint as `convergeflow import` does."""
-    from convergeflow.cli.import_ import give_tokenizer
+    from convergeflow.cli.imported import give_tokenizer
     from convergeflow.interop.peers import Wanted, load_peer
 
     how = dict(entry.how)

@@ -25,7 +25,7 @@ WEIGHTS = {"ema": "ema", "raw": "model"}
 
 
 def load_published(file: str | Path, *, weights: str = "ema", length: int | None = None) -> ConvergeFlowModel:
-    """The model of a published checkpoint; `length` defaults to the block size of the run, else 1024."""
+    """The model of a published checkpoint; without a `length` the run's is used, or 1024."""
     if weights not in WEIGHTS:
         raise UserError(f"`weights` must be one of {', '.join(WEIGHTS)}, not {weights!r}")
     archive = _open(Path(file).expanduser())

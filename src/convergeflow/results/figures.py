@@ -186,12 +186,13 @@ def _draw_curve(axes: Axes, points: Sequence[FrontierPoint], label: str, colour:
 def _draw_crossing(axes: Axes, frontier: Frontier, label: str, colour: str) -> None:
     """A hollow diamond: the value at the data's entropy with its 95 % interval."""
     crossing = frontier.crossing(label)
-    if crossing.gen_ppl is None or crossing.low is None or crossing.high is None:
+    if crossing.gen_ppl is None or crossing.interval_95 is None:
         return
+    low, high = crossing.interval_95
     axes.errorbar(
         [frontier.real["entropy"]],
         [crossing.gen_ppl],
-        yerr=[[max(crossing.gen_ppl - crossing.low, 0)], [max(crossing.high - crossing.gen_ppl, 0)]],
+        yerr=[[max(crossing.gen_ppl - low, 0)], [max(high - crossing.gen_ppl, 0)]],
         marker="d",
         markersize=8,
         markerfacecolor="white",

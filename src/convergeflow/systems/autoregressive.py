@@ -1,8 +1,7 @@
 """AR: a causal transformer of the same width and depth, without noise level or modulation.
 
-Every token is predicted from those before it; a learned start row takes the place of a begin-of-text token,
-so that all L tokens of a block are scored and generated (L network calls). Sampling keeps keys and values of
-earlier positions.
+Every token is predicted from those before it. A learned start row takes the place of a begin-of-text token, so all L
+tokens of a sequence are scored and generated (L network calls). Sampling keeps keys and values of earlier positions.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError
 from convergeflow.model.backbone import Norm, rotate
-from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
-from convergeflow.systems.protocol import Bound
 from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+
+Memory = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, H, P, K] of each layer at the P words so far."""
 
 
 class CausalBlock(nn.Module):
@@ -105,10 +105,6 @@ class AutoregressiveModel(Rival):
         """The exact negative log-likelihood."""
         with self.evaluating():
             return {"nll": float(self.row_losses(tokens, torch.zeros(len(tokens)), draws).mean())}
-
-    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 1, **how: Any) -> Bound:
-        """The exact negative log-likelihood of all L tokens; it has no random part to repeat."""
-        return super().bound(tokens, draws=draws, repeats=1, **how)
 
     def generate_batch(self, run: Run, *, temperature: float, nucleus: float, cache: bool) -> Tensor:  # type: ignore[override]
         """Left to right, one call per token whatever the budget says; known tokens must be a prefix."""

@@ -1,9 +1,8 @@
 """Duo: uniform-state diffusion, taught first by the argmax of a Gaussian one (Sahoo et al. 2025, arXiv 2506.10892).
 
-tau = 0 is data, tau = 1 noise: a token survives with probability a(tau) and is replaced by a uniform one
-otherwise. The ELBO's optimum is the leave-one-out posterior P(x^i | x_tau without position i). During the
-first half of training (the curriculum) the network reads softmax(w/temperature) of a Gaussian w whose argmax
-is the noisy token.
+A token survives with probability a(tau) and is otherwise replaced by a uniform one. The ELBO's optimum is the
+leave-one-out posterior P(x^i | x_tau without position i). During the first half of training (the curriculum) the
+network reads softmax(w/temperature) of a Gaussian w whose argmax is the noisy token.
 """
 
 from __future__ import annotations

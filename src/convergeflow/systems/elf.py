@@ -1,10 +1,10 @@
 """ELF: a flow on the outputs of a frozen contextual encoder, with a decoder in the same network (arXiv 2605.10938).
 
-t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, x the encoder's output; the network regresses x
-(velocity loss) for 80 % of the examples and decodes tokens from lightly corrupted x for the rest. Self-
-conditioning guidance is distilled into it and set by a scalar. Two encoders: `t5`, T5-small as published, on
-T5 tokens; `embedded`, a small one trained here by masked-token prediction in a `ce` stage and frozen in the
-`mse` stage. The trunk is the package's shared one (time by modulation; guidance and mode as prefix tokens).
+t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, where x is the encoder's output. The network regresses x (by
+velocity) for 80 % of the examples and decodes tokens from lightly corrupted x for the rest. Guidance by
+self-conditioning is distilled into it and set by a scalar. There are two encoders: `t5` is T5-small as published, on T5
+tokens; `embedded` is a small one, trained here by masked-token prediction in a `ce` stage and frozen in the `mse`
+stage. The trunk is the package's shared one: time enters by modulation, guidance and mode as prefix tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
-from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding
+from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, TrunkShape
+from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Stage
@@ -55,7 +56,8 @@ class EmbeddedEncoder(nn.Module):
         super().__init__()
         self.mask = vocabulary
         self.embedding = Table(vocabulary + 1, width)
-        self.backbone = Backbone(width=width, depth=depth, heads=heads, condition_width=16, dropout=0.0, gate_init=1.0)
+        self.backbone = Backbone(TrunkShape(width=width, depth=depth, heads=heads, condition_width=16, dropout=0.0))
+        open_gates(self.backbone, 1.0)
         self.head = zero_linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -176,8 +178,6 @@ class ElfModel(Rival):
 
     encoder_passes: Tensor
 
-    # -- training ------------------------------------------------------------------------------------------------------
-
     def enter_stage(self, stage: Stage) -> None:
         """`ce` trains the embedded encoder, `mse` the flow on the frozen encoder."""
         super().enter_stage(stage)
@@ -234,8 +234,6 @@ class ElfModel(Rival):
         )
         velocity = ((predicted - target) / gap).square().mean((1, 2))
         return torch.where(decoding, token_losses(logits, tokens), velocity)
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     def generate_batch(self, run: Run, *, guidance: float, churn: float, grid: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 steps with noise put back in proportion to `churn` (0: the ODE), and one decoding call.

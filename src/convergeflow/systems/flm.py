@@ -1,9 +1,8 @@
 """FLM: a flow on one-hot vectors (arXiv 2602.16813).
 
-t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right
-with a chance that grows linearly in t. The network reads the raw vector and t, and is trained by cross-
-entropy without weight. There is no bound. The reference has no temperature; here one acts on the predicted
-probabilities, and 1 is the reference.
+t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right with a
+chance that grows linearly in t. The network reads the raw vector and t, and is trained by plain cross-entropy. There
+is no bound. The reference has no temperature; here one acts on the predicted probabilities, and 1 is the reference.
 """
 
 from __future__ import annotations

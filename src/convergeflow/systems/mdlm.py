@@ -1,8 +1,7 @@
 """MDLM: masked diffusion with the SUBS parameterisation (Sahoo et al. 2024, arXiv 2406.07524).
 
-tau = 0 is data, tau = 1 all mask. Each position is masked with probability 1 - a(tau), a = 1 - (1 - eps) tau.
-The network sees no time. Masked positions pay -log x_th with weight a'/(1 - a) = 1/tau; an unmasked token is
-carried over and free.
+tau = 0 is data, tau = 1 all mask. Each position is masked with probability 1 - a(tau), a = 1 - (1 - eps) tau. The
+network sees no time. Masked positions pay -log x_th with weight a'/(1 - a) = 1/tau; other tokens stay and cost nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Plaid: diffusion on low-dimensional token embeddings, trained by its likelihood (Gulrajani & Hashimoto 2023).
 
-tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy
-at tau = 0, -0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one
-ConvergeFlow took over: softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is
-the package's shared one (noise level by modulation instead of an added input). Times come from the trainer's
-strata, so the split between the two kinds of rows is a threshold on them.
+tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy at tau =
+0, -0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one that ConvergeFlow took
+over: softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is the package's shared one: the
+noise level enters by modulation, not as an added input. Rows are at tau = 0 or in between by a threshold on the
+trainer's stratified times.
 """
 
 from __future__ import annotations
@@ -148,8 +148,6 @@ class PlaidModel(Rival):
     statistics: Tensor
     network: PlaidNetwork
 
-    # -- prediction ----------------------------------------------------------------------------------------------------
-
     @property
     def kernel_scale(self) -> float:
         """Grows from 0 to 1 at the start of training; 1 for a model that was never trained here."""
@@ -166,8 +164,6 @@ class PlaidModel(Rival):
     def predict(self, z: Tensor, at: Level, condition: Tensor, **wanted: Any) -> Weighted:
         """One network call."""
         return self.read_out(self.network(z, at, condition), z, at, self.network.embedding.rows(), **wanted)
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def reconstruction_share(self) -> float:
         """Rows at tau = 0 in proportion to the standard deviation of their loss."""
@@ -255,8 +251,6 @@ class PlaidModel(Rival):
         reconstruction, prior = self.parts(tokens, torch.zeros_like(tau), everywhere, everywhere, draws)
         diffusion, _ = self.parts(tokens, tau, ~everywhere, everywhere, draws)
         return reconstruction + diffusion + prior
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""

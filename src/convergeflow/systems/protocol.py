@@ -171,8 +171,6 @@ class LanguageModel(nn.Module):
         finally:
             self.train(was_training)
 
-    # -- training ------------------------------------------------------------------------------------------------------
-
     def set_unigram(self, counts: Tensor, entropy: float | None = None) -> None:
         """Hear the token counts of the training text; most systems learn the frequencies by themselves."""
 
@@ -193,8 +191,6 @@ class LanguageModel(nn.Module):
     ) -> Bound:
         """An upper bound on -log p of `tokens` [n, L] from `repeats` noise levels a row, if there is a `bound_kind`."""
         raise UserError(f"{self.method} has no likelihood bound")
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     def sampling_arguments(
         self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
@@ -237,8 +233,6 @@ class LanguageModel(nn.Module):
     ) -> Samples:
         texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
         return Samples(ids, list(seeds), int(calls.max()), settings, texts, {"calls": calls, **extras})
-
-    # -- files ---------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write config.json, model.safetensors and the tokenizer; `state_dict` takes the place of the own weights."""

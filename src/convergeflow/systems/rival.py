@@ -1,8 +1,8 @@
-"""What every rival shares: a counted and row-wise sampler loop, and bounds from row losses.
+"""What every rival shares: a sampler loop that counts calls, and bounds from the losses of rows.
 
-A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the
-`LanguageModel` protocol follows. Rivals run from data (tau = 0) to noise (tau = 1) inside their own files, as
-their papers do.
+A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the `LanguageModel`
+protocol follows. Inside their own files rivals run in the direction of their papers, most of them from data (tau = 0)
+to noise (tau = 1).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
+from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.cohort import Observer
@@ -88,14 +89,9 @@ class Table(nn.Module):
 
 def trunk(config: RivalConfig) -> Backbone:
     """The trunk that all systems share."""
-    return Backbone(
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        condition_width=config.condition_width,
-        dropout=config.dropout,
-        gate_init=config.gate_init,
-    )
+    backbone = Backbone(config)
+    open_gates(backbone, config.gate_init)
+    return backbone
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -130,8 +126,6 @@ class Rival(LanguageModel):
 
     passes: Tensor
     horizon: Tensor
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def enter_stage(self, stage: Stage) -> None:
         """Train everything: a rival has one objective. The first stage's steps are its `horizon`."""
@@ -172,6 +166,7 @@ class Rival(LanguageModel):
         """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
         if self.bound_kind is None:
             return super().bound(tokens, draws=draws)  # refuses
+        repeats = 1 if self.bound_kind == "exact" else repeats  # nothing is drawn then
         found = []
         with self.evaluating():
             for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
@@ -186,8 +181,6 @@ class Rival(LanguageModel):
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Per row, a number whose mean over uniform times bounds the negative log-likelihood per token."""
         return self.row_losses(tokens, times, draws)
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample(  # type: ignore[override]

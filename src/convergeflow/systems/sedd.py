@@ -1,9 +1,8 @@
 """SEDD: score entropy discrete diffusion, absorbing and uniform (Lou et al. 2024, arXiv 2310.16834).
 
-tau = 0 is data, tau = 1 noise. The network gives log scores log s_y ~ log p_tau(y)/p_tau(x) of changing the
-token x into y; the loss is the score entropy sigma' sum_y Q(y -> x) [s_y - r_y log s_y + r_y (log r_y - 1)],
-r_y = p(y|x0)/p(x|x0), averaged over positions. Both graphs share the samplers: `analytic` (Tweedie tau-
-leaping) and `euler`.
+The network gives log scores log s_y ~ log p_tau(y)/p_tau(x) of changing the token x into y. The loss is the score
+entropy sigma' sum_y Q(y -> x) [s_y - r_y log s_y + r_y (log r_y - 1)], r_y = p(y|x0)/p(x|x0), averaged over positions.
+Both graphs share the steps `analytic` (Tweedie tau-leaping) and `euler`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.categorical import check_temperature
 from convergeflow.systems.discrete import FLOOR, DiscreteDiffusion, kept_share, training_tau
 from convergeflow.systems.rival import TEMPERATURES, RivalConfig
 
@@ -81,9 +79,8 @@ class SeddModel(DiscreteDiffusion):
         raise NotImplementedError
 
     def law(self, x: Tensor, tau: Tensor, then: Tensor | None, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
-        check_temperature(temperature)
-        if temperature == 0.0:
-            raise UserError("scores have no most likely token at temperature 0; give a small temperature instead")
+        if not temperature > 0.0:
+            raise UserError(f"the temperature of scores must be positive, not {temperature}; give a small one instead")
         sigma = self.sigma(tau)
         log_score = self.cooled(self.log_scores(x, sigma.to(x.device).expand(len(x))).double(), temperature)
         if then is None:

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from convergeflow import files
 from convergeflow.errors import ConvergeFlowError
 
@@ -79,9 +77,8 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
         with files.replacing_folder(target) as draft:
             write(draft)
             seal(draft)
-    except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else " ".join(str(error).split())
         fix = "free some space and go on with `resume`" if full else "mend it and go on with `resume`"
         raise ConvergeFlowError(f"cannot write {target}: {reason}; older checkpoints are whole: {fix}") from error

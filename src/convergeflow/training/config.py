@@ -53,13 +53,13 @@ class CorpusConfig(Section):
     paths: tuple[str, ...] = ()
     """The user's own files (txt, jsonl, parquet); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe`, `byte`, `gpt2` or a folder; none: what suits the corpus."""
+    """`word`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
     vocabulary: PositiveInt | None = None
-    """Number of tokens; none: what the tokenizer gives."""
+    """Number of tokens; if absent, what the tokenizer gives."""
     length: PositiveInt = 64
-    """Tokens in a block."""
+    """Tokens in a sequence."""
     blocks: PositiveInt | None = None
-    """Training blocks of the generated `stories`; none: the corpus's default. Texts have as many as they have."""
+    """Training sequences of the generated `stories`, if not the usual number; other texts have as many as they have."""
     heldout_blocks: PositiveInt | None = None
 
 
@@ -139,11 +139,11 @@ class StageConfig(Section):
     steps: PositiveInt
     lr: PositiveFloat
     matrix_lr: PositiveFloat | None = None
-    """Rate of the matrices that Muon moves; none: 20 x lr."""
+    """Rate of the matrices that Muon moves; if absent, 20 x lr."""
     table_lr: PositiveFloat | None = None
-    """Rate of the token table; none: lr. A fast table pulls frequent words together until no kernel tells them."""
+    """Rate of the token table; if absent, lr. A fast table pulls frequent words together until no kernel tells them."""
     schedule_lr: PositiveFloat | None = None
-    """Rate of the noise schedule's own parameters; none: lr."""
+    """Rate of the noise schedule's own parameters; if absent, lr."""
     warmup: NonNegativeInt = 0
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
     lr_floor: Share = 0.0
@@ -186,7 +186,7 @@ class OptimizerConfig(Section):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
-    """Largest norm of the gradient; none: no clipping."""
+    """Largest norm of the gradient; if absent, gradients are not clipped."""
     momentum: Decay = 0.95
     """Muon's momentum."""
 
@@ -218,16 +218,16 @@ class RunConfig(Section):
     """How several processes share the work; one process ignores it."""
     compile: bool = False
     recompute: bool = False
-    """Compute each block again in the backward pass instead of keeping its activations: less memory, more time."""
+    """Compute each layer again in the backward pass instead of keeping its activations: less memory, more time."""
     checkpoint_every: PositiveInt = 500
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are removed after a newer one is safely written."""
     log_every: PositiveInt = 1
     evaluate_every: NonNegativeInt = 250
-    """Steps between evaluations on held-out blocks; 0: only at the end."""
+    """Steps between evaluations on held-out sequences; 0 means only at the end."""
     evaluate_blocks: PositiveInt = 128
     sample_every: NonNegativeInt = 0
-    """Steps between sample texts in the journal; 0: only at the end."""
+    """Steps between sample texts in the journal; 0 means only at the end."""
     sample_nfe: PositiveInt = 32
     tensorboard: bool = False
 
@@ -278,9 +278,8 @@ def _one_line(error: ValidationError) -> UserError:
     if finding["type"] == "missing":
         return UserError(f"{path} is missing: give it in the recipe or as {path}=VALUE")
     if finding["type"] == "value_error":
-        if str(finding["ctx"]["error"]).startswith("unknown key"):
-            return UserError(str(finding["ctx"]["error"]))
-        return UserError(f"{path + ': ' if path else ''}{finding['ctx']['error']}")
+        reason = str(finding["ctx"]["error"])
+        return UserError(reason if not path or reason.startswith("unknown key") else f"{path}: {reason}")
     reason = finding["msg"].replace("Input should be", "must be")
     return UserError(f"{path}: {reason} (got {finding['input']!r})")
 

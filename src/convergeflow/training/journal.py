@@ -1,7 +1,7 @@
 """What happened, line by line: `journal.jsonl` for numbers, `timing.jsonl` for clocks, TensorBoard on request.
 
-The journal holds nothing that depends on the clock or the machine, so the journal of a run that was killed and resumed
-equals that of an unbroken run byte for byte. A resumed run cuts the journal back to where its checkpoint was taken.
+The journal holds nothing that depends on the clock or the machine. A run that was killed and resumed writes the same
+journal as an unbroken one, byte for byte: it cuts the journal back to where its checkpoint was taken.
 """
 
 from __future__ import annotations
@@ -71,5 +71,4 @@ def _open_board(folder: Path) -> Any:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a journal; a last line cut short by a crash is left out."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -2,8 +2,8 @@
 
 | kind | which | weight decay | rate |
 |---|---|---|---|
-| matrix | 2-D weights of the trunk's blocks but the (zero-initialised) modulation | yes | lr; Muon: matrix_lr |
-| table | the token table | no | `table_lr`, else lr |
+| matrix | 2-D weights of the trunk's layers but the (zero-initialised) modulation | yes | lr; Muon: matrix_lr |
+| table | the token table | no | table_lr |
 | schedule | the noise schedule's own parameters | no | schedule_lr |
 | other | heads, gains, biases, time and condition inputs | 2-D ones | lr |
 
@@ -97,17 +97,9 @@ def groups_of(
         decays = kind in ("matrix", "other") and parameter.ndim >= 2
         # Sharded and whole tensors cannot share one fused update.
         key = (kind, decays, isinstance(parameter, DTensor))
-        group = groups.setdefault(
-            key,
-            {
-                "kind": kind,
-                "params": [],
-                "names": [],
-                "peak": rates[kind],
-                "lr": rates[kind],
-                "weight_decay": config.weight_decay if decays else 0.0,
-            },
-        )
+        decay, rate = config.weight_decay if decays else 0.0, rates[kind]
+        fresh = {"kind": kind, "params": [], "names": [], "peak": rate, "lr": rate, "weight_decay": decay}
+        group = groups.setdefault(key, fresh)
         group["params"].append(parameter)
         group["names"].append(name)
     matrices = [group for group in groups.values() if muon and group["kind"] == "matrix"]

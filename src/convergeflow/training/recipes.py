@@ -89,6 +89,5 @@ def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Plain values with `key.sub=value` overrides written into them."""
     for text in overrides:
-        path, value = parse_override(text)
-        put(values, path, value)
+        put(values, *parse_override(text))
     return values

@@ -55,7 +55,7 @@ def shard(doorway: Doorway, *, training: bool) -> Doorway:
     fully_shard(doorway, mesh=mesh, reshard_after_forward=not training, ignored_params=scalars)
     if training:
         # By default the backward pass gathers ahead in the order of the forward calls, again one that processes may not
-        # share. Naming a unit itself switches that off: its weights are at hand already.
+        # share. Naming a unit itself switches that off: its weights are gathered already.
         for module in doorway.modules():
             if isinstance(module, FSDPModule):
                 module.set_modules_to_backward_prefetch([module])
@@ -122,10 +122,9 @@ def gradient_norm(parameters: Iterable[Tensor], clip: float | None = None) -> fl
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not found:
         return 0.0
-    device = found[0].device
     kept = [torch.linalg.vector_norm(grad).square() for grad in found if not isinstance(grad, DTensor)]
     cut = [torch.linalg.vector_norm(local(grad)).square() for grad in found if isinstance(grad, DTensor)]
-    total = torch.stack(kept).sum() if kept else torch.zeros((), device=device)
+    total = torch.stack(kept).sum() if kept else torch.zeros((), device=found[0].device)
     if cut:
         shards = torch.stack(cut).sum()
         dist.all_reduce(shards)

@@ -131,8 +131,6 @@ class Trainer:
     def accelerator(self) -> Accelerator:
         return self.setup.accelerator
 
-    # ------------------------------------------------------------------------------------------------- the loop
-
     def run(self, *, resume: bool = False) -> TrainingEnd:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
@@ -186,11 +184,17 @@ class Trainer:
 
     def _look(self, step: int, last: bool) -> None:
         """Evaluate and sample, if it is time to."""
-        config = self.config
+        config, shown = self.config, (self.ema_doorway, self.corpus, self.config, self.accelerator)
+        where = f"step {step}/{config.total_steps}"
         if last or (config.evaluate_every and step % config.evaluate_every == 0):
-            self._evaluate(step)
+            self.evaluation = watch.evaluate(*shown)
+            self._write({"step": step, "evaluate": self.evaluation})
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
+            self.setup.reporter.note(f"{where}  {numbers}")
         if last or (config.sample_every and step % config.sample_every == 0):
-            self._sample(step)
+            texts = watch.sample_texts(*shown)
+            self._write({"step": step, "samples": texts})
+            self.setup.reporter.note(f"{where}  sample: {texts[0]}")
 
     def _train_step(self, step: int, stop: bool) -> tuple[dict[str, float], bool]:
         config, device = self.config, self.accelerator.device
@@ -233,11 +237,9 @@ class Trainer:
             shown = ", ".join(str(block) for block in blocks[:8]) + (", ..." if len(blocks) > 8 else "")
             raise ConvergeFlowError(
                 f"{wrong[0]} is {numbers[wrong[0]]} at step {step + 1} (stage {self.optimizer.stage.name!r}, "
-                f"training blocks {shown}); nothing was updated: lower the learning rate or set optimizer.clip, "
+                f"training sequences {shown}); nothing was updated: lower the learning rate or set optimizer.clip, "
                 "then start again or go on from the last checkpoint with `resume`"
             )
-
-    # ------------------------------------------------------------------------------------- stages and processes
 
     def _enter_stage(self, index: int, *, first: bool) -> None:
         """Prepare a stage; `first` says that none of its steps was made yet."""
@@ -280,19 +282,6 @@ class Trainer:
         else:
             with self.accelerator.no_sync(self.doorway):
                 yield
-
-    def _evaluate(self, step: int) -> None:
-        self.evaluation = watch.evaluate(self.ema_doorway, self.corpus, self.config, self.accelerator)
-        self._write({"step": step, "evaluate": self.evaluation})
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
-        self.setup.reporter.note(f"step {step}/{self.config.total_steps}  {shown}")
-
-    def _sample(self, step: int) -> None:
-        texts = watch.sample_texts(self.ema_doorway, self.corpus, self.config, self.accelerator)
-        self._write({"step": step, "samples": texts})
-        self.setup.reporter.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
-
-    # ------------------------------------------------------------------------------------------------ the disk
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:

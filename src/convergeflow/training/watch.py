@@ -19,18 +19,18 @@ from convergeflow.training.config import RunConfig
 from convergeflow.training.sharding import Doorway
 
 MONITOR_ROWS = 32
-"""Held-out blocks per call while evaluating."""
+"""Held-out sequences per call while evaluating."""
 NUM_SAMPLE_TEXTS = 4
 
 
 def read_tokens(split: NDArray[Any], rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Blocks of a corpus as token ids on a device, [rows, length]."""
+    """Sequences of a corpus as token ids on a device, [rows, length]."""
     return torch.from_numpy(np.asarray(split[rows], dtype=np.int64)).to(device)
 
 
 @torch.no_grad()
 def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: Accelerator) -> dict[str, float]:
-    """The model's own monitor on the first held-out blocks, each with noise of its own that never changes."""
+    """The model's own monitor on the first held-out sequences, each with noise of its own that never changes."""
     count = min(config.evaluate_blocks, len(corpus.heldout))
     sums: dict[str, float] = {}
     for first in range(0, count, MONITOR_ROWS):

@@ -16,10 +16,9 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import chi
 
-from convergeflow.flow.convergence import percentile_band
 from convergeflow.flow.schedule import Linear
 from convergeflow.results import figures
-from convergeflow.results.trace import Trace
+from convergeflow.results.trace import Trace, percentile_band
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import engine, models
 from convergeflow.studies.reproduce.bench import Bench, seeds_of

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convergeflow.data.stories import END_TOKEN, stories_law
+from convergeflow.data.program import END_TOKEN
+from convergeflow.data.stories import stories_law
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.flow.path import sample_path
 from convergeflow.model.fused import kernel_scores

@@ -157,7 +157,7 @@ class Experiment:
         return [table for table in tables if table.rows]
 
     def describe(self) -> dict[str, Any]:
-        """For `reproduce --list`."""
+        """For lists of the experiments."""
         return {
             "name": self.name,
             "reference": self.reference,

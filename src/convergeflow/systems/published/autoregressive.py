@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
-from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.autoregressive import AutoregressiveModel, CausalNetwork
+from convergeflow.systems.autoregressive import AutoregressiveModel, CausalNetwork, Memory
 from convergeflow.systems.published.family import PRECISE, DrawsTokens
 from convergeflow.systems.rival import RivalConfig, Run, zero_linear
 

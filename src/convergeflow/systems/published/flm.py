@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from convergeflow.device import state_dtype_of
 from convergeflow.errors import unknown_name
-from convergeflow.model.backbone import NoiseLevelEmbedding
+from convergeflow.model.backbone import Attention, NoiseLevelEmbedding
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import tempered
 from convergeflow.systems.flm import FlmModel
@@ -29,9 +29,9 @@ STAGES = ("residual", "map")
 STEPS = 1024
 
 
-def soft_capped(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+def soft_capped(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None) -> Tensor:
     """Attention whose scores stay within 50: 50 tanh(score/50) before the softmax."""
-    assert attn_mask is None and not is_causal, "FLM sees the whole sequence"
+    assert attn_mask is None, "FLM sees the whole sequence"
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     return (CAP * torch.tanh(scores / CAP)).softmax(-1) @ v
 
@@ -41,8 +41,9 @@ class SoftCapped(TokenNetwork):
 
     def __init__(self, config: RivalConfig) -> None:
         super().__init__(config, inputs=config.vocabulary, outputs=config.vocabulary)
-        for layer in self.backbone.layers():
-            layer.attention.mix = soft_capped  # type: ignore[assignment]
+        for module in self.backbone.modules():
+            if isinstance(module, Attention):
+                module.mix = soft_capped  # type: ignore[assignment]
 
 
 class TwoTimes(nn.Module):
