@@ -89,12 +89,10 @@ def test_foreign_objects_are_set_aside_by_name() -> None:
     from fractions import Fraction
     from pathlib import PurePosixPath
 
-    class_of_numpy = torch.nn.Linear(1, 1)
     with pytest.raises(plain_pickle.Refused, match="Fraction"):
         plain_pickle.read(pickle.dumps(Fraction(1, 2)), {}, lambda reference: None)
     found, aside = plain_pickle.read(pickle.dumps([PurePosixPath("a"), 1]), {}, lambda reference: None)
     assert isinstance(found[0], plain_pickle.SetAside) and found[1] == 1 and len(aside) == 1
-    del class_of_numpy
 
 
 @pytest.mark.parametrize("cut", [10, 2000, 300_000])
@@ -234,6 +232,12 @@ def test_sizes_in_the_settings_are_held_against_the_tensors(tmp_path: Path, caps
     del weights["backbone.blocks.1.norm2.weight"]
     save_file(weights, tmp_path / "hf" / "model.safetensors")
     assert "missing: backbone.blocks.1.norm2.weight" in refused(capsys, tmp_path / "out", "mdlm", str(tmp_path / "hf"))
+
+
+def test_a_run_without_settings_does_not_say_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(PEERS / "sedd" / "absorb" / "local", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / ".hydra")
+    assert ".hydra/config.yaml" in refused(capsys, tmp_path / "out", "sedd", str(tmp_path / "run"))
 
 
 def test_elf_and_plaid_name_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

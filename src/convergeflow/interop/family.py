@@ -44,6 +44,8 @@ def family_model(
     """The model of a checkpoint, and remarks about it."""
     if found.layout not in ("hub folder", "Lightning file", "SEDD run"):
         raise UserError(f"{found.place} is a {found.layout}, not a checkpoint of {peer}")
+    if found.layout == "SEDD run" and not found.config:
+        raise UserError(f"{found.place} does not say which graph it is of: .hydra/config.yaml of its run is needed")
     says = Says.of(found)
     says.agree(peer, found.place)
     sample = found.raw if found.raw is not None else found.weights("ema")
@@ -52,7 +54,7 @@ def family_model(
     sizes["length"] = length or says.length or DEFAULT_LENGTH
     remarks = [] if says.kind else ["the file does not say which method it was trained with; your word is taken"]
     if not (length or says.length):
-        remarks.append(f"the file does not say its length: {DEFAULT_LENGTH} is assumed; --length changes it")
+        remarks.append(f"the file does not say its length: {DEFAULT_LENGTH} is assumed, unless `length` says otherwise")
     model, more = _made(peer, says, sizes, teacher is not None)
     student = "network.student." if peer == "fmlm" else "network."
     fill(model, _renaming(sample, prefix, sizes["depth"], peer, student), found, which)
@@ -235,15 +237,17 @@ class Says:
 
     @classmethod
     def _sizes(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that refer to others (`${...}`) are not resolved: the tensors tell sizes as well."""
+        plain = {name: value for name, value in model.items() if "${" not in str(value)}
         return {
-            "length": int(model["length"]),
-            "width": int(model["hidden_size"]),
-            "depth": int(model["n_blocks"]),
-            "heads": int(model["n_heads"]),
-            "condition_width": int(model["cond_dim"]),
-            "dropout": float(model.get("dropout", 0.1)),
-            "scale_by_sigma": bool(model.get("scale_by_sigma", True)),
-            "tied": bool(model.get("tie_word_embeddings", False)),
+            "length": int(plain.get("length", 0)) or None,
+            "width": int(plain.get("hidden_size", 0)),
+            "depth": int(plain.get("n_blocks", 0)),
+            "heads": int(plain.get("n_heads", 0)),
+            "condition_width": int(plain.get("cond_dim", 0)),
+            "dropout": float(plain.get("dropout", 0.1)),
+            "scale_by_sigma": bool(plain.get("scale_by_sigma", True)),
+            "tied": bool(plain.get("tie_word_embeddings", False)),
         }
 
     @classmethod

@@ -118,8 +118,9 @@ def _only_checkpoint(folder: Path) -> Found:
     for last in (folder / "checkpoints" / "last.ckpt", folder / "last.ckpt"):
         if last.is_file():
             return _in_file(last)
-    inside = [*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt"), *folder.glob("checkpoint_*")]
-    inside += [path for path in folder.glob("*/checkpoint_*") if re.fullmatch(r"checkpoint_\d+", path.name)]
+    inside = [*folder.glob("*.ckpt"), *folder.glob("checkpoints/*.ckpt")]
+    numbered = [*folder.glob("checkpoint_*"), *folder.glob("*/checkpoint_*")]
+    inside += [path for path in numbered if re.fullmatch(r"checkpoint_\d+", path.name)]
     if len(inside) == 1:
         return _in_folder(inside[0]) if inside[0].is_dir() else _in_file(inside[0])
     if inside:

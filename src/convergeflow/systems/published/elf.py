@@ -157,11 +157,8 @@ class PublishedElf(Published, ElfModel):
         **{f"distilled-{n}": {"nfe": n + 1, "churn": 1.5, "guidance": 2.5} for n in (1, 2, 4, 8)},
         **{f"distilled-{n}": {"nfe": n + 1, "churn": 2.0, "guidance": 2.0} for n in (16, 32)},
     }
+    network_class = PublishedElfNetwork
     network: PublishedElfNetwork  # type: ignore[assignment]
-
-    def __init__(self, config: PublishedElfConfig) -> None:
-        super().__init__(config)
-        self.network = PublishedElfNetwork(config)
 
     def forward(
         self,

@@ -79,11 +79,8 @@ class PublishedPlaid(Published, PlaidModel):
         "published": {"nfe": STEPS + 1, "temperature": 0.9, "step": "ancestral"},
         "ddim": {"nfe": STEPS + 1, "temperature": 0.9, "step": "ddim"},
     }
+    network_class = PublishedPlaidNetwork
     network: PublishedPlaidNetwork  # type: ignore[assignment]
-
-    def __init__(self, config: PlaidConfig) -> None:
-        super().__init__(config)
-        self.network = PublishedPlaidNetwork(config)
 
     def forward(self, z: Tensor, gamma: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits [B, L, V] and the data prediction [B, L, D] for states z [B, L, D] at gamma [B]."""
