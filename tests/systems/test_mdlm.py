@@ -25,7 +25,7 @@ class Constant(nn.Module):
         self.logits = nn.Parameter(logits)
 
     def forward(self, inputs: Tensor, level: Tensor, positions: Tensor | None = None) -> Tensor:
-        shape = inputs.shape[:2] if positions is None else (int(positions.sum()),)
+        shape = inputs.shape[:2] if positions is None else positions.shape
         return self.logits.expand(*shape, -1)
 
 

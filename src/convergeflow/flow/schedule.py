@@ -55,6 +55,10 @@ class Coefficients:
         """The noise level of each row [B] at each of its `length` positions, [B, length]."""
         return Coefficients(self.alpha[:, None].expand(-1, length), self.sigma[:, None].expand(-1, length))
 
+    def to(self, device: torch.device) -> Coefficients:
+        """The same on another device."""
+        return Coefficients(self.alpha.to(device), self.sigma.to(device))
+
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
         return Coefficients(self.alpha.expand(rows), self.sigma.expand(rows))
@@ -113,15 +117,27 @@ class Cosine:
         return torch.atan((_as_times(log_snr) / 2).exp()) * (2 / math.pi)
 
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        return _variance_preserving(_as_times(gamma))
+        return variance_preserving(_as_times(gamma))
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "cosine"}
 
 
-def _variance_preserving(gamma: Tensor) -> Coefficients:
+def variance_preserving(gamma: Tensor) -> Coefficients:
     """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma)."""
     return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+
+
+def _gumbel_ends(loc: Any, scale: Any, cutoff: float) -> tuple[Any, Any]:
+    """gamma at the data and at the noise end; loc - scale log(cutoff) is LangFlow's form of the upper quantile."""
+    return loc - scale * math.log(-math.log(cutoff)), loc - scale * math.log(cutoff)
+
+
+def gumbel_gamma(t: Tensor, loc: Tensor | float, scale: Tensor | float, cutoff: float) -> Tensor:
+    """gamma = loc - scale log(-log(1 - t)), clamped; the values may be tensors on the device of t."""
+    # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
+    minus_log_q = -torch.log1p(-t.clamp(0.0, 1.0))
+    return (loc - scale * minus_log_q.log()).clamp(*_gumbel_ends(loc, scale, cutoff))
 
 
 @dataclass(frozen=True)
@@ -145,28 +161,26 @@ class Gumbel:
     @property
     def gamma_min(self) -> float:
         """gamma at the data end."""
-        return self.loc - self.scale * math.log(-math.log(self.cutoff))
+        return _gumbel_ends(self.loc, self.scale, self.cutoff)[0]
 
     @property
     def gamma_max(self) -> float:
-        """gamma at the noise end, loc - scale log(cutoff): LangFlow's form of the upper quantile (-log(1-c) ~ c)."""
-        return self.loc - self.scale * math.log(self.cutoff)
+        """gamma at the noise end."""
+        return _gumbel_ends(self.loc, self.scale, self.cutoff)[1]
 
     def gamma(self, t: Tensor | float) -> Tensor:
         """The clamped log noise-to-signal ratio at times t."""
-        # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
-        minus_log_q = -torch.log1p(-_as_times(t).clamp(0.0, 1.0))
-        return (self.loc - self.scale * minus_log_q.log()).clamp(self.gamma_min, self.gamma_max)
+        return gumbel_gamma(_as_times(t), self.loc, self.scale, self.cutoff)
 
     def __call__(self, t: Tensor | float) -> Coefficients:
-        return _variance_preserving(self.gamma(t))
+        return variance_preserving(self.gamma(t))
 
     def time_at(self, log_snr: Tensor | float) -> Tensor:
         gamma = (-_as_times(log_snr)).clamp(self.gamma_min, self.gamma_max)
         return -torch.expm1(-torch.exp(-(gamma - self.loc) / self.scale))
 
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        return _variance_preserving(_as_times(gamma))
+        return variance_preserving(_as_times(gamma))
 
     def cdf(self, gamma: Tensor) -> Tensor:
         """F(gamma): the share q of training draws with less noise than gamma (before clamping)."""

@@ -21,6 +21,7 @@ from convergeflow.objective.corruption import (
     AfterClean,
     Corruption,
     EmptySlots,
+    Levels,
     Noisy,
     PerPosition,
     Whole,
@@ -32,10 +33,11 @@ from convergeflow.randomness import RowDraws
 
 @dataclass(frozen=True)
 class Loss:
-    """A training loss: `total` is a differentiable scalar, `parts` are detached numbers for the journal."""
+    """A training loss: `total` is a differentiable scalar; `parts` are detached ones for the journal, which
+    nobody reads before it is written."""
 
     total: Tensor
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Tensor] = field(default_factory=dict)
 
 
 def mse(x_star: Tensor, noisy: Noisy, prediction: Weighted) -> Tensor:
@@ -93,7 +95,7 @@ class Objective:
 
 def flow_loss(
     network: FlowNetwork,
-    schedule: Schedule,
+    schedule: Levels,
     objective: Objective,
     tokens: Tensor,
     *,
@@ -101,22 +103,22 @@ def flow_loss(
     draws: RowDraws,
     learned: LearnedGumbel | None = None,
 ) -> Loss:
-    """The loss of a batch of tokens [B, L] at times [B] in (0, 1); `learned` is the schedule that the stage fits."""
+    """The loss of tokens [B, L] at times [B] in (0, 1), float64 on the CPU; `learned` is the schedule that the stage fits."""
     table = network.embedding.rows()
     total = tokens.new_zeros((), dtype=torch.float32) if learned is None else learned.no_fit()
-    parts: dict[str, float] = {}
+    parts: dict[str, Tensor] = {}
     for rows, corruption in objective.split(len(tokens), draws):
         here, streams, slots = tokens[rows.to(tokens.device)], draws.select(rows), isinstance(corruption, EmptySlots)
         x_star = nn.functional.embedding(here, table)
-        noisy = corruption(x_star, schedule, times[rows.to(times.device)], streams)
+        noisy = corruption(x_star, schedule, times[rows], streams)
         prediction = predict(network, noisy, here, streams, 0.0 if slots else objective.self_condition, table)
         value = LOSSES[objective.kind](x_star, noisy, prediction)
         if slots:
-            parts[f"context_{objective.kind}"] = float(value.detach())
+            parts[f"context_{objective.kind}"] = value.detach()
         else:
-            parts["mse"] = float(mse(x_star, noisy, prediction).detach())
+            parts["mse"] = mse(x_star, noisy, prediction).detach()
             if prediction.cross_entropy is not None:
-                parts["ce"] = float(ce(x_star, noisy, prediction).detach())
+                parts["ce"] = ce(x_star, noisy, prediction).detach()
                 if learned is not None:
                     blocks = objective.block_length is not None
                     fit = learned.fit_loss(*fitted_points(noisy.at.gamma, prediction.cross_entropy, blocks=blocks))
@@ -159,11 +161,11 @@ def fixed_noise_report(
     """
     table = network.embedding.rows()
     x_star = nn.functional.embedding(tokens, table)
-    noise, view = draws.normal(*x_star.shape[1:], device=x_star.device), view_of_blocks(x_star, block_length)
+    noise, view = draws.normal(*x_star.shape[1:]), view_of_blocks(x_star, block_length)
     report: dict[str, float] = {}
     for gamma in gammas:
         at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
-        x_t = sample_path(x_star, noise.to(x_star.dtype), at)
+        x_t = sample_path(x_star, noise.to(x_star), at)
         first = network(x_t, at, None, view, table).weigh(x_t, at).mu
         second = network(x_t, at, first, view, table).weigh(x_t, at, targets=tokens)
         report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())

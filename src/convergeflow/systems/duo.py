@@ -90,9 +90,9 @@ class DuoModel(Rival):
         tau = training_tau(times)
         a = kept_share(tau)
         length, K = tokens.shape[1], self.config.vocabulary
-        moved = draws.uniform(length).to(tokens.device) > a[:, None]
-        other = (draws.uniform(length).to(tokens.device) * K).long().clamp_max(K - 1)
-        noisy = torch.where(moved, other, tokens)
+        moved = draws.uniform(length) > a[:, None]
+        other = (draws.uniform(length) * K).long().clamp_max(K - 1)
+        noisy = torch.where(moved.to(tokens.device), other.to(tokens.device), tokens)
         shape = tokens.shape
         rate = torch.full(shape, -(1.0 - FLOOR), device=tokens.device)
         return elbo(self.log_x(noisy, a), noisy, tokens, a[:, None].expand(shape), rate).mean(-1)
@@ -101,7 +101,7 @@ class DuoModel(Rival):
         """The same ELBO along the discrete process that the argmax of a Gaussian one goes through."""
         K, shape = self.config.vocabulary, tokens.shape
         low, high = (-2 * math.log(signal_at(share, K)) for share in CURRICULUM_SHARES)
-        gamma = low + training_tau(times).cpu().numpy() * (high - low)
+        gamma = low + training_tau(times).numpy() * (high - low)
         a, later = (argmax_share(np.exp(-value / 2), K) for value in (gamma, gamma + 1e-3))
         device = tokens.device
         gammas = torch.from_numpy(gamma).to(device)[:, None, None]

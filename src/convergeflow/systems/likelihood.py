@@ -146,8 +146,7 @@ class _Terms:
 
     def _noisy(self, at: Coefficients, stream: RowDraws) -> Tensor:
         x_star = self.x_star
-        noise = stream.normal(*x_star.shape[1:], device=x_star.device)
-        return sample_path(x_star, noise.to(x_star.dtype), at)
+        return sample_path(x_star, stream.normal(*x_star.shape[1:]).to(x_star), at)
 
     def _predict(self, x_t: Tensor, at: Coefficients, targets: Tensor | None) -> Any:
         view, condition = view_of_blocks(self.x_star, self.block_length), None

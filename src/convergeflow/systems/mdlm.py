@@ -36,6 +36,17 @@ def training_tau(times: Tensor) -> Tensor:
     return FLOOR + (1.0 - FLOOR) * times
 
 
+def hide(tokens: Tensor, masked: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+    """`tokens` [B, L] with masks where `masked` (decided on the CPU) says so, and where those are among all B x L."""
+    hidden = masked.flatten().nonzero()[:, 0]
+    return torch.where(masked.to(tokens.device), mask, tokens), hidden.to(tokens.device)
+
+
+def put_back(values: Tensor, hidden: Tensor, shape: torch.Size) -> Tensor:
+    """One number per hidden position at its place, zeros elsewhere, [B, L]."""
+    return values.new_zeros(shape.numel()).index_put((hidden,), values).view(shape)
+
+
 class MdlmModel(Rival):
     """Masked diffusion."""
 
@@ -58,20 +69,20 @@ class MdlmModel(Rival):
         return self.network(noisy, torch.zeros(len(noisy), device=noisy.device), positions)
 
     def masked_nll(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """-log x_th at masked positions, 0 elsewhere, [B, L]."""
-        noisy = torch.where(masked, self.mask, tokens)
-        nll = functional.cross_entropy(self.logits(noisy, masked).float(), tokens[masked], reduction="none")
-        return torch.zeros(tokens.shape, dtype=nll.dtype, device=nll.device).masked_scatter(masked, nll)
+        """-log x_th at positions that are `masked` (on the CPU), 0 elsewhere, [B, L]."""
+        noisy, hidden = hide(tokens, masked, self.mask)
+        nll = functional.cross_entropy(self.logits(noisy, hidden).float(), tokens.flatten()[hidden], reduction="none")
+        return put_back(nll, hidden, tokens.shape)
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
-        masked = draws.uniform(tokens.shape[1]).to(tokens.device) > kept_share(tau)[:, None]
-        return self.masked_nll(tokens, masked).mean(-1) / tau
+        masked = draws.uniform(tokens.shape[1]) > kept_share(tau)[:, None]
+        return self.masked_nll(tokens, masked).mean(-1) / tau.to(tokens.device)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Masking with probability tau itself: the network sees no time, so training's cut-offs are not needed."""
-        masked = draws.uniform(tokens.shape[1]).to(tokens.device) < times[:, None]
-        return self.masked_nll(tokens, masked).mean(-1) / times
+        masked = draws.uniform(tokens.shape[1]) < times[:, None]
+        return self.masked_nll(tokens, masked).mean(-1) / times.to(tokens.device)
 
     def generate_batch(self, run: Run, *, temperature: float, removal: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 ancestral steps from all masks, then one call that fills what is still masked."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import check_temperature, draw
-from convergeflow.systems.mdlm import FLOOR, LAST_TIME, kept_share, training_tau
+from convergeflow.systems.mdlm import FLOOR, LAST_TIME, hide, kept_share, put_back, training_tau
 from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
 
 STEPS = ("analytic", "euler")
@@ -141,17 +141,17 @@ class SeddAbsorbModel(SeddModel):
         """Scores of leaving the mask; a fresh model gives each token the same share of rho."""
         out = self.network(x, sigma, positions).float()
         scale = torch.expm1(sigma).log() + math.log(self.config.vocabulary)
-        scale = scale[:, None, None].expand(*x.shape, 1).to(out)
-        return out - (scale if positions is None else scale[positions])
+        scale = scale.to(out)[:, None, None].expand(*x.shape, 1)
+        return out - (scale if positions is None else scale.flatten(0, 1)[positions])
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
         sigma = self.sigma(tau)
-        masked = draws.uniform(tokens.shape[1]).to(tokens.device) > kept_share(tau)[:, None]
-        log_score = self.log_scores(torch.where(masked, self.mask, tokens), sigma, masked)
-        entropy = absorb_loss(log_score, tokens[masked], sigma[:, None].expand(tokens.shape)[masked].to(log_score))
-        spread = torch.zeros(tokens.shape, dtype=entropy.dtype, device=entropy.device).masked_scatter(masked, entropy)
-        return self.sigma_rate(tau) * spread.mean(-1)
+        noisy, hidden = hide(tokens, draws.uniform(tokens.shape[1]) > kept_share(tau)[:, None], self.mask)
+        log_score = self.log_scores(noisy, sigma, hidden)
+        levels = sigma.to(log_score)[:, None].expand(tokens.shape).flatten()[hidden]
+        entropy = absorb_loss(log_score, tokens.flatten()[hidden], levels)
+        return self.sigma_rate(tau).to(tokens.device) * put_back(entropy, hidden, tokens.shape).mean(-1)
 
     def leap(self, log_score: Tensor, x: Tensor, change: Tensor) -> Tensor:
         grown = change.exp().to(log_score)
@@ -207,9 +207,9 @@ class SeddUniformModel(SeddModel):
     def corrupted(self, tokens: Tensor, sigma: Tensor, draws: RowDraws) -> Tensor:
         """With probability 1 - e^-sigma a token becomes a uniform one, possibly itself."""
         length, K = tokens.shape[1], self.config.vocabulary
-        moved = draws.uniform(length).to(tokens.device) < -torch.expm1(-sigma)[:, None]
-        other = (draws.uniform(length).to(tokens.device) * K).long().clamp_max(K - 1)
-        return torch.where(moved, other, tokens)
+        moved = draws.uniform(length) < -torch.expm1(-sigma)[:, None]
+        other = (draws.uniform(length) * K).long().clamp_max(K - 1)
+        return torch.where(moved.to(tokens.device), other.to(tokens.device), tokens)
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
@@ -217,7 +217,7 @@ class SeddUniformModel(SeddModel):
         noisy = self.corrupted(tokens, sigma, draws)
         log_score = self.log_scores(noisy, sigma)
         entropy = uniform_loss(log_score, noisy, tokens, sigma[:, None].expand(tokens.shape).to(log_score))
-        return self.sigma_rate(tau) * entropy.mean(-1)
+        return self.sigma_rate(tau).to(tokens.device) * entropy.mean(-1)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The loss and the divergence of the noisiest law from the uniform one."""
