@@ -103,7 +103,7 @@ def flow_loss(
     draws: RowDraws,
     learned: LearnedGumbel | None = None,
 ) -> Loss:
-    """The loss of tokens [B, L] at times [B] in (0, 1), float64 on the CPU; `learned` is the schedule that the stage fits."""
+    """The loss of tokens [B, L] at times [B] in (0, 1), which are on the CPU; `learned` is the schedule to fit."""
     table = network.embedding.rows()
     total = tokens.new_zeros((), dtype=torch.float32) if learned is None else learned.no_fit()
     parts: dict[str, Tensor] = {}

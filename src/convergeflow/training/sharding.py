@@ -7,6 +7,7 @@ be sharded; they stay whole on every process and their gradients are averaged by
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ class Doorway(nn.Module):
         if not isinstance(result, Loss):
             return result
         # A tuple and a dict of tensors, since the wrappers look for tensors in those and not in our records.
-        how = {"device": result.total.device, "dtype": torch.float32}
-        return result.total, {name: torch.as_tensor(value, **how) for name, value in result.parts.items()}
+        as_scalar = partial(torch.as_tensor, dtype=torch.float32, device=result.total.device)
+        return result.total, {name: as_scalar(value) for name, value in result.parts.items()}
 
 
 def shard(doorway: Doorway, *, training: bool) -> Doorway:
