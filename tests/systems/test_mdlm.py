@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.wrappers import Clamp
-from convergeflow.systems.mdlm import FLOOR, MdlmModel, kept_share, training_tau
+from convergeflow.systems.discrete import FLOOR, kept_share, training_tau
+from convergeflow.systems.mdlm import MdlmModel
 from convergeflow.systems.rival import RivalConfig
 
 PI = torch.tensor([0.5, 0.3, 0.2])
@@ -25,7 +26,7 @@ class Constant(nn.Module):
         self.logits = nn.Parameter(logits)
 
     def forward(self, inputs: Tensor, level: Tensor, positions: Tensor | None = None) -> Tensor:
-        shape = inputs.shape[:2] if positions is None else positions.shape
+        shape = inputs.shape[:2] if positions is None else (int(positions.sum()),)
         return self.logits.expand(*shape, -1)
 
 

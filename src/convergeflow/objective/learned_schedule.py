@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from convergeflow.device import state_dtype_of
-from convergeflow.flow.schedule import Coefficients, Gumbel, gumbel_gamma, variance_preserving
+from convergeflow.flow.schedule import Coefficients, Gumbel, gumbel_gamma
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class LiveGumbel:
     cutoff: float
 
     def __call__(self, t: Tensor) -> Coefficients:
-        return variance_preserving(gumbel_gamma(t.to(self.loc), self.loc, self.scale, self.cutoff))
+        gamma = gumbel_gamma(t.to(self.loc), self.loc, self.scale, self.cutoff)
+        return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
 
 
 class LearnedGumbel(nn.Module):
