@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from convergeflow.errors import UserError
 
@@ -39,6 +40,11 @@ def choose_device(name: str = "auto") -> Placement:
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps' is not available on this machine; use `device` cpu")
     return Placement(torch.device(name), None)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """In memory that a copy to the device need not wait for, if the device has such."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def state_dtype_of(device: torch.device) -> torch.dtype:
