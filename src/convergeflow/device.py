@@ -147,9 +147,12 @@ def memory_of(device: torch.device) -> Memory:
     return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
+TRITON_BACKEND = "cuda"
+
+
 def runs_triton(device: torch.device) -> bool:
     """Whether Triton's kernels, and the library's products with float32 sums, run there."""
-    return device.type == "cuda"
+    return device.type == TRITON_BACKEND
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
@@ -163,3 +166,17 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def peak_bytes(device: torch.device, *, reset: bool = False) -> int | None:
+    """The most memory that tensors have taken on a device since the last reset; None where it is not counted."""
+    if device.type != "cuda":
+        return None
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device)
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def name_of(device: torch.device) -> str:
+    """What the device calls itself."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type

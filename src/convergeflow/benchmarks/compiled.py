@@ -1,6 +1,6 @@
 """The head's Triton kernels compiled for GPUs that need not be there: registers, spills, shared memory, occupancy.
 
-    python -m convergeflow.benchmarks.compiled > benchmarks/records/triton-kernels.json
+    python -m convergeflow.benchmarks.compiled benchmarks/records/triton-kernels.json
 
 Triton brings NVIDIA's assembler and the tool that reads its output, so a laptop can say whether a kernel fits a GPU.
 It says nothing about time; `roofline.py` has the arithmetic.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convergeflow.device import TRITON_BACKEND
 from convergeflow.errors import ConvergeFlowError
 
 
@@ -35,7 +36,7 @@ class Chip:
 CHIPS = {"A100": Chip(80, 164 << 10, 163 << 10), "H100": Chip(90, 228 << 10, 227 << 10)}
 
 POINTERS = {
-    "weights_kernel": "out h weight:half bias:fp32 scaled:fp32 table:fp32 scores:fp32 kernel:fp32 peak:fp32 targets:i64 "
+    "weights_kernel": "out h weight bias:fp32 scaled:fp32 table:fp32 scores:fp32 kernel:fp32 peak:fp32 targets:i64 "
     "target_logit:fp32 part_peak:fp32 part_total:fp32 part_best:i64 part_surprise:fp32",
     "merge_kernel": "peak:fp32 total:fp32 best:i64 surprise:fp32 factor:fp32 part_peak:fp32 part_total:fp32 "
     "part_best:i64 part_surprise:fp32",
@@ -85,7 +86,7 @@ def _cases() -> Iterator[tuple[str, str, dict[str, Any], int, int]]:
     yield "merge_kernel", "all", {"TOKEN": True, "ENTROPY": True, "ROWS": 64}, 4, 3
     for blocks in (products, wide):
         sizes = {"ROWS": blocks.rows, "TOKENS": blocks.tokens}
-        yield "rescale_kernel", f"{blocks.rows} x {blocks.tokens}", sizes, 4, 3
+        yield "rescale_kernel", f"{blocks.rows} x {blocks.tokens}", sizes, blocks.warps, 3
     sizes = {name: value for name, value in _sizes(products).items() if name != "DEPTH"}
     yield "scores_kernel", "once per grid point", {"EVEN_DIMENSION": True, **sizes}, products.warps, products.stages
     sizes = {name: value for name, value in _sizes(wide).items() if name != "KERNEL_DEPTH"}
@@ -94,17 +95,10 @@ def _cases() -> Iterator[tuple[str, str, dict[str, Any], int, int]]:
 
 
 def _sizes(blocks: Any) -> dict[str, int]:
-    return {
-        "ROWS": blocks.rows,
-        "TOKENS": blocks.tokens,
-        "DEPTH": blocks.depth,
-        "KERNEL_DEPTH": blocks.kernel_depth,
-    }
+    return {"ROWS": blocks.rows, "TOKENS": blocks.tokens, "DEPTH": blocks.depth, "KERNEL_DEPTH": blocks.kernel_depth}
 
 
-def _resources(
-    name: str, constants: dict[str, Any], warps: int, stages: int, chip: Chip, half: str
-) -> dict[str, Any]:
+def _resources(name: str, constants: dict[str, Any], warps: int, stages: int, chip: Chip, half: str) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -112,7 +106,7 @@ def _resources(
     from convergeflow.model import triton_head
 
     kernel = getattr(triton_head, name)
-    formats = dict((word.split(":") + [half])[:2] for word in POINTERS[name].replace(":half", "").split())
+    formats = dict([*word.split(":"), half][:2] for word in POINTERS[name].split())
     signature = {
         argument: "constexpr" if argument in constants else f"*{formats[argument]}" if argument in formats else "i32"
         for argument in kernel.arg_names
@@ -125,9 +119,11 @@ def _resources(
     }
     source = ASTSource(kernel, signature, constants, aligned)
     options = {"num_warps": warps, "num_stages": stages}
-    done = triton.compile(source, target=GPUTarget("cuda", chip.capability, 32), options=options)
+    done = triton.compile(source, target=GPUTarget(TRITON_BACKEND, chip.capability, 32), options=options)
     used = _read(done.asm["cubin"])
-    instructions = sorted(set(re.findall(r"(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:row\.col\.)?[\w.]+", done.asm["ptx"])))
+    instructions = sorted(
+        set(re.findall(r"(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:row\.col\.)?[\w.]+", done.asm["ptx"]))
+    )
     shared = int(done.metadata.shared)
     return {
         "warps": warps,
@@ -169,5 +165,8 @@ def _occupancy(registers: int, shared: int, warps: int, chip: Chip) -> float:
 
 
 if __name__ == "__main__":
-    json.dump(run(*sys.argv[1:]), sys.stdout, indent=2)
-    print()
+    text = json.dumps(run(), indent=2) + "\n"
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")

@@ -42,18 +42,18 @@ class Blocks:
     stages: int
 
 
-WITH_PRODUCTS = Blocks(rows=128, tokens=128, depth=64, kernel_depth=32, warps=8, stages=3)
-"""Where the kernel term is a product: splitting its operands takes registers."""
-WITHOUT_PRODUCTS = Blocks(rows=128, tokens=256, depth=64, kernel_depth=32, warps=8, stages=3)
-"""Half-precision products only: a wider block reads its operands less often."""
+WITH_PRODUCTS = Blocks(rows=128, tokens=64, depth=64, kernel_depth=16, warps=8, stages=4)
+"""Where the kernel term is a product: splitting its operands takes registers, and arithmetic outweighs reading."""
+WITHOUT_PRODUCTS = Blocks(rows=128, tokens=128, depth=64, kernel_depth=16, warps=8, stages=3)
+"""Half-precision products only: a wider block reads its operands less often. Twice as wide, registers would spill."""
 
 
 @triton.jit
 def _add_products(acc, a, b, rows, columns, width, stride_a, stride_b, EVEN: tl.constexpr, DEPTH: tl.constexpr):
     """acc + a[rows] . b[columns]^T; float32 operands are split so that nothing of them is lost."""
     inner = tl.arange(0, DEPTH)
-    left = a + rows.to(tl.int64)[:, None] * stride_a + inner[None, :]
-    right = b + columns.to(tl.int64)[None, :] * stride_b + inner[:, None]
+    left = a + (rows[:, None] * stride_a + inner[None, :])
+    right = b + (columns[None, :] * stride_b + inner[:, None])
     for start in range(0, width, DEPTH):
         if EVEN:
             p, q = tl.load(left), tl.load(right)
@@ -68,14 +68,20 @@ def _add_products(acc, a, b, rows, columns, width, stride_a, stride_b, EVEN: tl.
 
 @triton.jit
 def _place(num, width, ROWS: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr):
-    """The rows and columns of this program; neighbours in time share operands, so that these stay in the cache."""
+    """The first row of this program and its part of the tokens; programs that run together share operands."""
     program = tl.program_id(0)
     row_blocks, token_blocks = tl.cdiv(num, ROWS), tl.cdiv(width, TOKENS)
     group = program // (GROUP * token_blocks)
     height = tl.minimum(row_blocks - group * GROUP, GROUP)
     inside = program % (GROUP * token_blocks)
     m, n = group * GROUP + inside % height, inside // height
-    return m * ROWS + tl.arange(0, ROWS), n * TOKENS + tl.arange(0, TOKENS), n
+    return m * ROWS, n
+
+
+@triton.jit
+def _corner(base, first_row, part, stride, TOKENS: tl.constexpr):
+    """Where a part of a tile begins; from here 32 bits reach every cell, which spares registers."""
+    return base + first_row.to(tl.int64) * stride + part * TOKENS
 
 
 @triton.jit
@@ -116,48 +122,50 @@ def weights_kernel(
     KERNEL_DEPTH: tl.constexpr,
 ):
     """exp(logit - reference) of a tile, and what each part of it says about its rows."""
-    rows, columns, part = _place(num, width, ROWS, TOKENS, 16)
-    # Rows and columns beyond the edge repeat the last one: loads need no mask, and stores have one.
+    first_row, part = _place(num, width, ROWS, TOKENS, 16)
+    inner_row, inner_column = tl.arange(0, ROWS), tl.arange(0, TOKENS)
+    rows, columns = first_row + inner_row, part * TOKENS + inner_column
+    # Rows and columns beyond the edge repeat the last one: the products' loads need no mask.
     row, column = tl.minimum(rows, num - 1), tl.minimum(columns, width - 1)
     real_row, real_column = rows < num, columns < width
+    real = real_row[:, None] & real_column[None, :]
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     if KERNEL == 1:
         acc = _add_products(
             acc, scaled, table, row, column, dimension, dimension, dimension, EVEN_DIMENSION, KERNEL_DEPTH
         )
-    if KERNEL == 2:
-        shared = tl.load(scores + row.to(tl.int64)[:, None] * stride_scores + column[None, :])
-        acc = shared * tl.load(kernel + row)[:, None]
     acc = _add_products(acc, h, weight, row, column, hidden, hidden, hidden, EVEN_HIDDEN, DEPTH)
+    if KERNEL == 2:
+        cells = _corner(scores, first_row, part, stride_scores, TOKENS)
+        shared = tl.load(cells + (inner_row[:, None] * stride_scores + inner_column[None, :]), mask=real, other=0.0)
+        acc += shared * tl.load(kernel + row)[:, None]
     if BIAS:
         acc += tl.load(bias + column)[None, :]
     acc = tl.where(real_column[None, :], acc, -float("inf"))
     reference = tl.load(peak + row)
-    cells = out + row.to(tl.int64)[:, None] * stride_out + column[None, :]
-    real = real_row[:, None] & real_column[None, :]
     if not FINAL:
+        at = part.to(tl.int64) * num + rows
         if TARGETS:
             target = tl.load(targets + row) - first
             found = tl.sum(tl.where(columns[None, :] == target[:, None], acc, 0.0), 1)
             here = (target >= part * TOKENS) & (target < tl.minimum(part * TOKENS + TOKENS, width))
             tl.store(target_logit + rows, found, mask=real_row & here)
-        at = part_peak + part.to(tl.int64) * num + rows
         if TOKEN:
             top, best = tl.max(acc, 1, return_indices=True, return_indices_tie_break_left=True)
-            tl.store(part_best + part.to(tl.int64) * num + rows, best + part * TOKENS + first, mask=real_row)
+            tl.store(part_best + at, best + part * TOKENS + first, mask=real_row)
         else:
             top = tl.max(acc, 1)
         reference = tl.maximum(reference, top)
-        tl.store(at, reference, mask=real_row)
+        tl.store(part_peak + at, reference, mask=real_row)
     acc -= reference[:, None]
     p = tl.exp(acc)
     if not FINAL:
-        tl.store(part_total + part.to(tl.int64) * num + rows, tl.sum(p, 1), mask=real_row)
+        tl.store(part_total + at, tl.sum(p, 1), mask=real_row)
         if ENTROPY:
             # p log p is 0 where p is: there the logarithm may be minus infinity.
-            surprise = tl.sum(p * tl.where(p > 0.0, acc, 0.0), 1)
-            tl.store(part_surprise + part.to(tl.int64) * num + rows, surprise, mask=real_row)
-    tl.store(cells, p.to(out.dtype.element_ty), mask=real)
+            tl.store(part_surprise + at, tl.sum(p * tl.where(p > 0.0, acc, 0.0), 1), mask=real_row)
+    cells = _corner(out, first_row, part, stride_out, TOKENS)
+    tl.store(cells + (inner_row[:, None] * stride_out + inner_column[None, :]), p.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -218,12 +226,15 @@ def merge_kernel(
 @triton.jit
 def rescale_kernel(out, peak, part_peak, num, width, stride_out, ROWS: tl.constexpr, TOKENS: tl.constexpr):
     """Bring a part of a tile from its own reference to the peak of its rows; rows that need none are not touched."""
-    rows, columns, part = _place(num, width, ROWS, TOKENS, 16)
+    first_row, part = _place(num, width, ROWS, TOKENS, 16)
+    inner_row, inner_column = tl.arange(0, ROWS), tl.arange(0, TOKENS)
+    rows, columns = first_row + inner_row, part * TOKENS + inner_column
     row = tl.minimum(rows, num - 1)
     fall = tl.load(part_peak + part.to(tl.int64) * num + row) - tl.load(peak + row)
     moved = (rows < num) & (fall != 0.0)
     if tl.max(moved.to(tl.int32), 0) > 0:
-        cells = out + row.to(tl.int64)[:, None] * stride_out + columns[None, :]
+        corner = _corner(out, first_row, part, stride_out, TOKENS)
+        cells = corner + (inner_row[:, None] * stride_out + inner_column[None, :])
         real = moved[:, None] & (columns < width)[None, :]
         p = tl.load(cells, mask=real, other=0.0).to(tl.float32) * tl.exp(fall)[:, None]
         tl.store(cells, p.to(out.dtype.element_ty), mask=real)
@@ -244,11 +255,14 @@ def scores_kernel(
     KERNEL_DEPTH: tl.constexpr,
 ):
     """<x, e_j> with float32 accuracy."""
-    rows, columns, _ = _place(num, width, ROWS, TOKENS, 16)
+    first_row, part = _place(num, width, ROWS, TOKENS, 16)
+    inner_row, inner_column = tl.arange(0, ROWS), tl.arange(0, TOKENS)
+    rows, columns = first_row + inner_row, part * TOKENS + inner_column
     row, column = tl.minimum(rows, num - 1), tl.minimum(columns, width - 1)
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     acc = _add_products(acc, x, table, row, column, dimension, dimension, dimension, EVEN_DIMENSION, KERNEL_DEPTH)
-    cells = out + row.to(tl.int64)[:, None] * stride_out + columns[None, :]
+    corner = _corner(out, first_row, part, stride_out, TOKENS)
+    cells = corner + (inner_row[:, None] * stride_out + inner_column[None, :])
     tl.store(cells, acc, mask=(rows < num)[:, None] & (columns < width)[None, :])
 
 
@@ -274,13 +288,16 @@ def change_kernel(
     DEPTH: tl.constexpr,
 ):
     """w_j (g . e_j + lift) - cross [j = target], in place of the weights."""
-    rows, columns, _ = _place(num, width, ROWS, TOKENS, 16)
+    first_row, part = _place(num, width, ROWS, TOKENS, 16)
+    inner_row, inner_column = tl.arange(0, ROWS), tl.arange(0, TOKENS)
+    rows, columns = first_row + inner_row, part * TOKENS + inner_column
     row, column = tl.minimum(rows, num - 1), tl.minimum(columns, width - 1)
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     if PULL:
         acc = _add_products(acc, pull, table, row, column, dimension, dimension, dimension, EVEN_DIMENSION, DEPTH)
     acc = (acc + tl.load(lift + row)[:, None]) * tl.load(factor + row)[:, None]
-    cells = share + row.to(tl.int64)[:, None] * stride_share + columns[None, :]
+    corner = _corner(share, first_row, part, stride_share, TOKENS)
+    cells = corner + (inner_row[:, None] * stride_share + inner_column[None, :])
     real = (rows < num)[:, None] & (columns < width)[None, :]
     acc *= tl.load(cells, mask=real, other=0.0).to(tl.float32)
     if CROSS:
@@ -327,7 +344,15 @@ class TritonTiles:
             ROWS=64,
         )
         rescale_kernel[self._grid(num, width, self.blocks)](
-            out, running.peak, part["peak"], num, width, out.stride(0), ROWS=self.blocks.rows, TOKENS=self.blocks.tokens
+            out,
+            running.peak,
+            part["peak"],
+            num,
+            width,
+            out.stride(0),
+            ROWS=self.blocks.rows,
+            TOKENS=self.blocks.tokens,
+            num_warps=self.blocks.warps,
         )
 
     def shares(self, out: Tensor, rows: slice, tokens: slice, log_normaliser: Tensor) -> None:
