@@ -80,6 +80,12 @@ def chosen_precision(name: str | None) -> Iterator[None]:
             _chosen.pop()
 
 
+def trunk_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """What the trunk runs in on a device: its format of the table."""
+    dtype = precision_of(device).autocast
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
 @dataclass(frozen=True)
 class Placement:
     """A device with the formats that suit it, and the reason to print."""

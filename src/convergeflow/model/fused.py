@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from convergeflow.device import memory_of
 from convergeflow.errors import UserError
 
 CPU_TILE = 1024
@@ -34,6 +35,8 @@ KEEP_ALL_BYTES = 160 << 20
 """Up to this size all unnormalised weights are kept for the backward pass, which then makes nothing again."""
 KEEP_SOME_BYTES = 80 << 20
 """How much of a larger set is kept: the rest is made again, and memory stays a fraction of the logits'."""
+SHARED_SCORES_BYTES = 1 << 28
+"""Kernel scores <x, e_j> are kept for the passes at a grid point up to this size, on a CPU."""
 
 LARGEST_MASS = 1e17
 """Sum of the weights of a tile, relative to an earlier tile's peak, up to which no sum can overflow float32."""
@@ -121,6 +124,11 @@ def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
             return x @ table.T
         out = _way(table).scores(x.reshape(-1, x.shape[-1]), table)
     return out.view(*x.shape[:-1], out.shape[1])
+
+
+def scores_room(device: torch.device) -> int:
+    """How many bytes of kernel scores may be kept: a device with memory of its own says what it has to spare."""
+    return SHARED_SCORES_BYTES if device.type == "cpu" else memory_of(device).spare
 
 
 @torch.no_grad()

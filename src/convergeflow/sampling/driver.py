@@ -12,16 +12,12 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from convergeflow.device import memory_of
 from convergeflow.flow.schedule import Coefficients
+from convergeflow.model.fused import scores_room
 from convergeflow.model.head import LogF
 from convergeflow.sampling.cohort import Cohort
 from convergeflow.sampling.events import Call, Prediction
 from convergeflow.sampling.wrappers import Predictor, Rows, Wrapper, unwrapped
-
-SHARED_SCORES_BYTES = 1 << 28
-"""Kernel scores <x, e_j> are kept for the passes at a grid point up to this size; a device with memory of its own says
-how much of it there is to spare."""
 
 
 class Driver:
@@ -83,8 +79,9 @@ class Driver:
         x, at = _cat(states), Coefficients.joined([call.point.at.expand(len(call.x)) for call in calls])
         scores = None
         size = 4 * x.shape[0] * x.shape[1] * len(calls[0].predictor.table)
+        room = scores_room(x.device) if self.shared_bytes is None else self.shared_bytes
         key = tuple(map(id, states))
-        if key in before or (size <= self._room(x) and any(call.point.refinements for call in calls)):
+        if key in before or (size <= room and any(call.point.refinements for call in calls)):
             kept = before[key] if key in before else (states, log_f.scores(x))
             self._scores[key], scores = kept, kept[1]
         weights = log_f.weigh(x, at, details=details, scores=scores)
@@ -95,11 +92,6 @@ class Driver:
             rows = slice(start, start := start + len(call.x))
             answers.append(Prediction(weights.mu[rows].to(x.dtype), weights[rows], log_f[rows]))
         return answers
-
-    def _room(self, x: Tensor) -> int:
-        if self.shared_bytes is not None:
-            return self.shared_bytes
-        return SHARED_SCORES_BYTES if x.device.type == "cpu" else memory_of(x.device).spare
 
 
 def _alike(keys: Iterable[Hashable]) -> list[list[int]]:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from convergeflow.device import state_dtype_of
 from convergeflow.errors import UserError
-from convergeflow.model.fused import Weighted
+from convergeflow.model.fused import SHARED_SCORES_BYTES, Weighted
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.blocks import Piece, block_after_block
 from convergeflow.sampling.cohort import Cohort, Observer
 from convergeflow.sampling.decoding import Decoded
-from convergeflow.sampling.driver import SHARED_SCORES_BYTES, Driver
+from convergeflow.sampling.driver import Driver
 from convergeflow.sampling.events import End, Flow
 from convergeflow.sampling.freezing import Freezing, Settled
 from convergeflow.sampling.kernel import kernel_trajectory
