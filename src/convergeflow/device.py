@@ -88,12 +88,10 @@ def trunk_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Placement:
-    """A device with the formats that suit it, and the reason to print."""
+    """A device, and the format of autocast on it, if any."""
 
     device: torch.device
     autocast: torch.dtype | None
-    state_dtype: torch.dtype
-    reason: str
 
 
 def choose_device(name: str = "auto") -> Placement:
@@ -103,19 +101,11 @@ def choose_device(name: str = "auto") -> Placement:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda' is not available in this PyTorch; use --device cpu")
+        raise UserError("device 'cuda' is not available in this PyTorch; use `device` cpu")
     if name == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not available on this machine; use --device cpu")
+        raise UserError("device 'mps' is not available on this machine; use `device` cpu")
     device = torch.device(name)
-    precision = precision_of(device)
-    return Placement(device, precision.autocast, precision.state, REASONS[name])
-
-
-REASONS = {
-    "cuda": "a CUDA device is present",
-    "mps": "an Apple GPU is present; it has no float64",
-    "cpu": "no accelerator in use; float32 is fastest here",
-}
+    return Placement(device, precision_of(device).autocast)
 
 
 def state_dtype_of(device: torch.device) -> torch.dtype:

@@ -228,7 +228,8 @@ def _fitted(size: Size, device: torch.device) -> Size:
     if size.vocabulary * size.length < SIZES["paper"].vocabulary * SIZES["paper"].length:
         return size
     free = memory_of(device).free
-    return size.changed(
+    return replace(
+        size,
         sample_batch=max(1, min(DEVICE_BATCH, free // BYTES_PER_SEQUENCE["sample"])),
         train_batch=max(1, min(DEVICE_TRAIN_BATCH, free // BYTES_PER_SEQUENCE["train"])),
         self_condition=0.25,

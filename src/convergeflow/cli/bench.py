@@ -11,13 +11,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import typer
 
 from convergeflow.cli.console import note, print_json, print_table
+from convergeflow.cli.options import Device, Json
 from convergeflow.errors import UserError
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,7 +52,9 @@ def _measure(
     contest = importlib.import_module(f"convergeflow.benchmarks.{what}")
     sizes = contest.SHAPES if what == "head" else SIZES
     record = contest.run(sizes[size], repeats or ROUNDS[what][size])
-    _deliver(what, size, record, getattr(axes, f"{what}_points") if scaling else None, out, as_json)
+    if scaling:
+        record["scaling"] = axes.points(what)
+    _deliver(what, size, record, out, as_json)
 
 
 def _contest(what: str, explanation: str) -> None:
@@ -66,7 +68,7 @@ def _contest(what: str, explanation: str) -> None:
             False, "--scaling", help="Also along length, vocabulary, batch and threads (small size)."
         ),
         out: Path | None = typer.Option(None, help="Folder for a record: WHAT-SIZE.json and .png."),
-        as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+        as_json: Json = False,
     ) -> None:
         _measure(what, size, repeats, threads, scaling, out, as_json)
 
@@ -81,8 +83,7 @@ _contest("train", "Time a training step: loss, gradients, AdamW and the average 
 
 @app.command()
 def startup(
-    repeats: int = typer.Option(5, min=1, help="Counted rounds; the median is reported."),
-    as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+    repeats: int = typer.Option(5, min=1, help="Counted rounds; the median is reported."), as_json: Json = False
 ) -> None:
     """Compare the processor time of `list` and of `generate --num 1` with an import of torch.
 
@@ -91,16 +92,16 @@ def startup(
     """
     from convergeflow.benchmarks import startup as contest
 
-    _deliver("startup", "seconds", contest.run(repeats), None, None, as_json)
+    _deliver("startup", "seconds", contest.run(repeats), None, as_json)
 
 
 @app.command("all")
 def all_(
-    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    device: Device = "auto",
     size: SizeName = typer.Option("small", help="small: a minute or two; paper: 12 x 768, V = 50257, minutes."),
     repeats: int = typer.Option(3, min=1, help="Counted rounds; the median is reported."),
     out: Path | None = typer.Option(None, help="Folder for the record: all-DEVICE-SIZE.json."),
-    as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+    as_json: Json = False,
 ) -> None:
     """Measure head, sampling and training against the plain transcription, with roofline and verdict, in one run.
 
@@ -114,7 +115,7 @@ def all_(
     from convergeflow.benchmarks import everything
 
     record = everything.run(device, size, repeats)
-    _deliver(f"all-{device}", size, record, None, out, as_json, picture=False)
+    _deliver(f"all-{device}", size, record, out, as_json, picture=False)
     if not as_json:
         for line in record["verdict"]:
             print(line)
@@ -122,8 +123,7 @@ def all_(
 
 @app.command()
 def roofline(
-    out: Path | None = typer.Option(None, help="Folder for the record: roofline-paper.json."),
-    as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+    out: Path | None = typer.Option(None, help="Folder for the record: roofline-paper.json."), as_json: Json = False
 ) -> None:
     """Predict the paper's size on GPUs from arithmetic: ours and the published code, part by part.
 
@@ -132,7 +132,7 @@ def roofline(
     """
     from convergeflow.benchmarks import roofline as arithmetic
 
-    _deliver("roofline", "paper", arithmetic.run(), None, out, as_json, picture=False)
+    _deliver("roofline", "paper", arithmetic.run(), out, as_json, picture=False)
 
 
 def _prepare(threads: int | None) -> None:
@@ -145,17 +145,9 @@ def _prepare(threads: int | None) -> None:
 
 
 def _deliver(
-    what: str,
-    size: str,
-    record: dict[str, Any],
-    scaling: Callable[[], list[dict[str, Any]]] | None,
-    out: Path | None,
-    as_json: bool,
-    picture: bool = True,
+    what: str, size: str, record: dict[str, Any], out: Path | None, as_json: bool, picture: bool = True
 ) -> None:
     record = {"what": what, "name": size, **record}
-    if scaling is not None:
-        record["scaling"] = scaling()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         file = out / f"{what}-{size}.json"
@@ -168,8 +160,7 @@ def _deliver(
     if as_json:
         print_json(record)
         return
-    rows = [(name, value) for name, value in _flat(record).items() if not isinstance(value, list)]
-    print_table(["what", size], [(name, _shown(value)) for name, value in rows])
+    print_table(["what", size], [pair for pair in _flat(record).items() if not isinstance(pair[1], list)])
     for point in record.get("scaling", []):
         shown = "  ".join(f"{name} {value:.4g} s" for name, value in point["seconds"].items())
         print(f"{point['axis']} = {point['value']}: {shown}")
@@ -183,7 +174,3 @@ def _flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:
         else:
             found[before + name] = value
     return found
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

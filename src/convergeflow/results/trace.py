@@ -14,8 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convergeflow.flow.convergence import percentile_band
 from convergeflow.sampling.cohort import Step
+
+
+@dataclass(frozen=True)
+class Band:
+    """The 1st and 99th percentile of a statistic and their midpoint, as the paper draws it."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def percentile_band(values: Tensor, low: float = 0.01, high: float = 0.99) -> Band:
+    """The band over all positions."""
+    flat = values.detach().to(device="cpu", dtype=torch.float64).flatten().numpy()
+    first, last = (float(value) for value in np.quantile(flat, [low, high]))
+    return Band(first, 0.5 * (first + last), last)
 
 
 @dataclass
@@ -25,10 +40,10 @@ class Trace:
     t: list[float] = field(default_factory=list)
     log_snr: list[float] = field(default_factory=list)
     _batches: list[list[dict[str, list[Tensor]]]] = field(default_factory=list)
-    """The blocks of each micro-batch; where the flow carries the whole sequence there is one."""
+    """The blocks of each micro-batch; there is one block where the flow carries the whole sequence."""
 
     def __call__(self, step: Step) -> None:
-        """Take down one step; a step 0 begins the next block, and that of a first block the next micro-batch."""
+        """Note one step. Step 0 begins the next block, and step 0 of a first block also the next micro-batch."""
         if step.index == 0:
             if step.block == 0:
                 self._batches.append([])
