@@ -51,10 +51,10 @@ class Recorded(RowDraws):
         assert found.shape == (2, *shape)
         return found.to(dtype)
 
-    def uniform(self, *shape: int, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Tensor:
-        return self._next("uniform", shape, dtype).clone()
+    def log_exponential(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return self._next("uniform", shape, torch.float64).log().neg().log().to(dtype)
 
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Tensor:
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._next("normal", shape, dtype).clone()
 
 
@@ -65,7 +65,7 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
 
     def numbers(uniform: Sequence[Tensor] = (), normal: Sequence[Tensor] = ()) -> None:
         made.append(Recorded(uniform, normal))
-        monkeypatch.setattr(rival, "RowDraws", lambda seeds: made[-1])
+        monkeypatch.setattr(rival, "RowDraws", lambda seeds, *device: made[-1])
 
     yield numbers  # type: ignore[misc]
     assert all(not queue for draws in made for queue in draws.queues.values())
@@ -234,10 +234,11 @@ def test_plaid(replay: Replay) -> None:
 
 
 def test_single_precision_ends_the_noise_at_sixteen_nats() -> None:
-    """Float32 uniforms end at 1 - 2^-24, so the Gumbel noise -log(-log u) ends at 24 log 2."""
-    u = SinglePrecision(RowDraws([0])).uniform(100_000)
-    assert u.dtype == torch.float64 and torch.equal(u, u.float().double())
-    assert float(-torch.log(-torch.log(u.max()))) <= 24 * np.log(2.0) + 1e-6
+    """Float32 uniforms end at 1 - 2^-24, so the Gumbel noise -log(-log u) ends at 24 log 2; float64 goes on."""
+    clocks = SinglePrecision(RowDraws([0])).log_exponential(1 << 21)
+    assert clocks.dtype == torch.float64 and torch.equal(clocks, clocks.float().double())
+    assert float(-clocks.min()) <= 24 * np.log(2.0) + 1e-3
+    assert len(torch.unique(clocks)) < len(torch.unique(RowDraws([0]).log_exponential(1 << 21)))
 
 
 @pytest.mark.parametrize("name", IMPORTED)

@@ -23,20 +23,23 @@ PRECISIONS = ("float64", "float32")
 
 
 class SinglePrecision(RowDraws):
-    """Uniform numbers with the resolution of float32: noise ends at 16.6 nats, so rare tokens lose their mass."""
+    """Clocks with the resolution of float32: noise ends at 16.6 nats, so rare tokens lose their mass."""
 
     def __init__(self, draws: RowDraws) -> None:
         super().__init__([])
-        self._draws = draws
+        self.device, self._draws = draws.device, draws
 
     def __len__(self) -> int:
         return len(self._draws)
 
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        return self._draws.normal(*shape, dtype=dtype, device=device)
+    def uniform(self, *shape: int) -> Tensor:
+        return self._draws.uniform(*shape)
 
-    def uniform(self, *shape: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
-        return self._draws.uniform(*shape, dtype=torch.float32).to(device=device, dtype=dtype)
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._draws.normal(*shape, dtype=dtype)
+
+    def log_exponential(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return self._draws.log_exponential(*shape, dtype=torch.float32).to(dtype)
 
     def select(self, rows: Sequence[int] | Tensor) -> RowDraws:
         return SinglePrecision(self._draws.select(rows))
