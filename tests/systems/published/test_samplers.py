@@ -248,3 +248,20 @@ def test_presets_are_settings_that_the_sampler_knows(name: str) -> None:
     for preset in kind.presets.values():
         assert set(preset) <= {"nfe", *kind.controls}
         assert all(value in kind.choices[key] for key, value in preset.items() if key in kind.choices)
+
+
+def test_presets_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from convergeflow.cli.main import main
+
+    assert main(["import", "duo", str(PEERS / "duo" / "hf"), "--out", str(tmp_path / "duo")]) == 0
+    capsys.readouterr()
+    words = ["generate", "--model", str(tmp_path / "duo"), "--num", "2", "--json", "--preset", "greedy", "--nfe", "5"]
+    assert main([*words, "--set", "nucleus=0.9"]) == 0
+    settings = json.loads(capsys.readouterr().out)["samples"][0]["settings"]
+    assert (settings["removal"], settings["nfe"], settings["nucleus"]) == ("greedy", 5, 0.9)
+    assert main(["generate", "--model", str(tmp_path / "duo"), "--preset", "gredy"]) == 2
+    assert "did you mean 'greedy'" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "duo")]) == 0
+    assert "published, greedy, distilled-8" in capsys.readouterr().out

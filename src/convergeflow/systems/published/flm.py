@@ -121,7 +121,8 @@ class PublishedFmlm(Published, FlmModel):
     controls: Mapping[str, Any] = {}
     frontier = ({},)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        f"published-{steps}": {"nfe": steps} for steps in (1, 2, 4, 8, 16, 32)
+        "published": {"nfe": 1},
+        **{f"published-{n}": {"nfe": n} for n in (2, 4, 8, 16, 32)},
     }
     network: FlowMaps
 
