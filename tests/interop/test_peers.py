@@ -160,3 +160,23 @@ def test_plaid(load: Load) -> None:
         logits, x = model(g["z"], g["gamma"], previous)
         near(logits, g[f"logits{suffix}"])
         near(x, g[f"x_reconst{suffix}"])
+
+
+def test_a_hub_folder_with_a_torch_file(load: Load, tmp_path: Path) -> None:
+    folder = PEERS / "sedd" / "absorb" / "hf"
+    (tmp_path / "hub").mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / "hub" / name).write_bytes((folder / name).read_bytes())
+    model, g = load("sedd", str(tmp_path / "hub")), golden("sedd/absorb/forward.npz")
+    near(model(g["xt"], g["sigma"]), g["logscore_ema"])
+
+
+def test_what_is_written_is_what_was_read(load: Load, tmp_path: Path) -> None:
+    """Imported weights go to a folder and come back bit for bit; half precision is computed in float32."""
+    checkpoint = torch.load(PEERS / "duo" / "duo_plain.ckpt", weights_only=True)
+    checkpoint["state_dict"] = {name: tensor.bfloat16() for name, tensor in checkpoint["state_dict"].items()}
+    torch.save(checkpoint, tmp_path / "half.ckpt")
+    model = load("duo", str(tmp_path / "half.ckpt"), "--weights", "raw")
+    theirs = checkpoint["state_dict"]["backbone.blocks.1.attn_qkv.weight"]
+    ours = model.network.backbone.blocks[1].attention.qkv.weight
+    assert ours.dtype == torch.float32 and torch.equal(ours, theirs.float())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from convergeflow.cli.main import main
@@ -93,6 +97,16 @@ def test_foreign_objects_are_set_aside_by_name() -> None:
         plain_pickle.read(pickle.dumps(Fraction(1, 2)), {}, lambda reference: None)
     found, aside = plain_pickle.read(pickle.dumps([PurePosixPath("a"), 1]), {}, lambda reference: None)
     assert isinstance(found[0], plain_pickle.SetAside) and found[1] == 1 and len(aside) == 1
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 5))
+def test_a_changed_byte_is_read_or_refused_and_nothing_else(place: int, byte: int, protocol: int) -> None:
+    data = bytearray(pickle.dumps({"a": [1, 2.5, ("b", None)], "c": {"d": b"e"}, "f": {1, 2}}, protocol))
+    data[place % len(data)] = byte
+    before = set(sys.modules)
+    with contextlib.suppress(plain_pickle.Refused):
+        plain_pickle.read(bytes(data), {}, lambda reference: None)
+    assert set(sys.modules) == before
 
 
 @pytest.mark.parametrize("cut", [10, 2000, 300_000])

@@ -160,12 +160,14 @@ def _from_type(make: Any, arguments: Any) -> Tensor:
 
 
 def plain_values(value: Any, depth: int = 32) -> Any:
-    """The settings in omegaconf objects that were set aside, as plain containers; other objects stay as they are."""
+    """The settings in objects of omegaconf and Lightning that were set aside, as plain containers; others stay."""
     if depth == 0:
         return None  # a file may hold a circle
     if isinstance(value, SetAside) and value.name.startswith("omegaconf."):
         state = value.state if isinstance(value.state, dict) else {}
         return plain_values(state["_val"] if "_val" in state else state.get("_content"), depth - 1)
+    if isinstance(value, SetAside) and value.items:  # a dictionary under another name, as Lightning has
+        value = value.items
     if isinstance(value, dict):
         return {key: plain_values(item, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
