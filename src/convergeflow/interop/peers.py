@@ -15,11 +15,15 @@ import torch
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.interop.elf import elf_model
 from convergeflow.interop.family import FAMILY, family_model
+from convergeflow.interop.langflow import load_langflow
 from convergeflow.interop.layouts import find
 from convergeflow.interop.plaid import plaid_model
+from convergeflow.interop.published import load_published
 from convergeflow.systems.protocol import LanguageModel
 
 PEERS = (*FAMILY, "elf", "plaid")
+FLOWS = ("langflow", "convergeflow")
+"""Projects whose network is ours under other names."""
 WEIGHTS = ("ema", "raw")
 
 
@@ -48,13 +52,17 @@ class Imported:
 
 def load_peer(source: str | Path, wanted: Wanted) -> Imported:
     """The model of a checkpoint of `wanted.peer`; `source` is a file, a folder or a hub name."""
-    if wanted.peer not in PEERS:
-        raise unknown_name("project", wanted.peer, PEERS)
+    if wanted.peer not in (*PEERS, *FLOWS):
+        raise unknown_name("project", wanted.peer, [*PEERS, *FLOWS])
     if wanted.weights not in WEIGHTS:
         raise unknown_name("set of weights", wanted.weights, WEIGHTS)
     for option in ("teacher", "encoder"):
         if getattr(wanted, option) and wanted.peer != {"teacher": "fmlm", "encoder": "elf"}[option]:
             raise UserError(f"`{option}` does not belong to {wanted.peer}")
+    if wanted.peer == "langflow":
+        return Imported(load_langflow(source, revision=wanted.revision), "hub folder")
+    if wanted.peer == "convergeflow":
+        return Imported(load_published(source, weights=wanted.weights, length=wanted.length), "published file")
     found = find(source, revision=wanted.revision)
     remarks = []
     if found.aside:

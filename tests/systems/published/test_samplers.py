@@ -211,6 +211,9 @@ def test_elf_reads_a_prompt_with_its_encoder() -> None:
     assert bool(whole.any())
     expected = g["t5_hidden_mask2d"][whole] / 0.2
     torch.testing.assert_close(model.encode(g["input_ids"][whole]), expected, rtol=0, atol=1e-4)
+    for row, length in ((2, 5), (3, 3)):  # rows with a condition, which sees only itself in the authors' encoder
+        condition = model.encode(g["input_ids"][row, None, :length])
+        torch.testing.assert_close(condition[0], g["t5_hidden"][row, :length] / 0.2, rtol=0, atol=1e-4)
     known = torch.arange(16) < 5
     drawn = model.sample(2, 16, seeds=[0, 1], nfe=9, clamp=Clamp(g["input_ids"][0], known), text_guidance=2.0)
     assert torch.equal(drawn.ids[:, :5], g["input_ids"][:1, :5].expand(2, -1)) and drawn.nfe == 9
