@@ -42,6 +42,9 @@ SYSTEMS = {
     "fmlm": system("fmlm", "fmlm/fmlm_distill_plain.ckpt", teacher=str(PEERS / "flm" / "flm_plain.ckpt")),
     "elf": system("elf", "elf/ckpt", tokenizer="more-words", length=16),
     "plaid": system("plaid", "plaid"),
+    "langflow": system(
+        "langflow", "../langflow_tiny", tokenizer="most-words", points=[{"preset": "langflow", "nfe": 5}]
+    ),
     "elsewhere": {"source": None, "import": "flm", "remark": "on a disk far away"},
 }
 
@@ -54,6 +57,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text(text)
     train_words([text], 100).save(folder / "words")
     train_words([" ".join(f"w{number}" for number in range(105))], 107).save(folder / "more-words")
+    train_words([" ".join(f"w{number}" for number in range(209))], 211).save(folder / "most-words")
     scorer_stand_ins.random_gpt2(folder / "scorer")
     made = ["--tokenizer", str(folder / "words"), "--length", "16", "--out", str(folder / "corpus")]
     assert main(["prepare", str(folder / "text.txt"), *made]) == 0
