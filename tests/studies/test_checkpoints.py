@@ -106,6 +106,7 @@ def check_page(folder: Path, found: dict[str, Any]) -> None:
     assert [row["nfe"] for row in rows if row["system"] in ("ar", "duo", "elf")] == [15, 15, 5, 5]
     assert all(row["n"] == 40 and row["gen_ppl"] > 1 for row in rows)
     assert rows[0]["measured_over_claimed"] == pytest.approx(rows[0]["gen_ppl"] / 35.9)
+    assert rows[1]["claim"] is None is rows[1]["measured_over_claimed"]  # the claim is of the first setting
     assert found["left_out"] == ["elsewhere"]
     text = (folder / "table.md").read_text()
     assert "| 35.9 |" in text and "elf has a vocabulary of its own" in text and "frontier.png" in text

@@ -57,6 +57,7 @@ class Entry:
     points: Sequence[Mapping[str, Any]] = ({"preset": "published"},)
     """Settings; each may begin with a `preset` of the model and change some of its values."""
     claim: Claim | None = None
+    """Of the first point."""
     remark: str = ""
 
 

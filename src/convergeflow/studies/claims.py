@@ -11,7 +11,7 @@ from convergeflow.evaluation.estimate import number
 from convergeflow.evaluation.frontier import Frontier
 from convergeflow.results import pages
 from convergeflow.results.record import frontier_of
-from convergeflow.studies.checkpoints import CheckpointStudy, Entry, ratio_to_claim
+from convergeflow.studies.checkpoints import CheckpointStudy, Entry, ratio_to_claim, shown
 
 COLUMNS = (
     "system",
@@ -39,12 +39,13 @@ def frontier(study: CheckpointStudy, rows: Rows) -> Frontier:
 
 def values(entry: Entry, found: Mapping[str, Any]) -> dict[str, Any]:
     """One row as JSON values."""
+    claim = entry.claim if found["point"] == shown(entry.points[0]) else None  # a claim is of one setting: the first
     kept = ("point", "nfe", "gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "parameters", "n")
     return {
         "system": entry.name,
         **{name: found.get(name) for name in kept},
-        "claim": None if entry.claim is None else asdict(entry.claim),
-        "measured_over_claimed": ratio_to_claim(found, entry.claim),
+        "claim": None if claim is None else asdict(claim),
+        "measured_over_claimed": ratio_to_claim(found, claim),
         "source": entry.source,
         "revision": entry.how.get("revision"),
         "weights": found["model"]["weights"],
