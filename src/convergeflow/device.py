@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from convergeflow.errors import UserError, unknown_name
 
@@ -106,6 +107,11 @@ def choose_device(name: str = "auto") -> Placement:
         raise UserError("device 'mps' is not available on this machine; use `device` cpu")
     device = torch.device(name)
     return Placement(device, precision_of(device).autocast)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """In memory that a copy to the device need not wait for, if the device has such."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def state_dtype_of(device: torch.device) -> torch.dtype:
