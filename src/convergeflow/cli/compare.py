@@ -44,6 +44,7 @@ def compare(
     part: Annotated[
         str | None, typer.Option(help="Only draw the samples of part I/N of --checkpoints, as on one of N machines.")
     ] = None,
+    precision: options.Precision = None,
     device: options.Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,
@@ -65,7 +66,8 @@ def compare(
         from convergeflow.cli.checkpoints import compare_checkpoints
 
         _refuse_training_options(context)
-        compare_checkpoints(checkpoints, out, systems, processes, part, device, dry_run, json)
+        places = {"device": device, "precision": precision}
+        compare_checkpoints(checkpoints, out, systems, processes, part, places, dry_run, json)
         return
     if processes > 1 or part is not None:
         raise UserError("--processes and --part belong to --checkpoints")
