@@ -53,6 +53,10 @@ class Coefficients:
         """The noise level of each row [B] at each of its `length` positions, [B, length]."""
         return Coefficients(self.alpha[:, None].expand(-1, length), self.sigma[:, None].expand(-1, length))
 
+    def to(self, device: torch.device) -> Coefficients:
+        """The same on another device."""
+        return Coefficients(self.alpha.to(device), self.sigma.to(device))
+
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
         return Coefficients(self.alpha.expand(rows), self.sigma.expand(rows))
@@ -122,6 +126,18 @@ class Cosine(_VariancePreserving):
         return {"kind": "cosine"}
 
 
+def _gumbel_ends(loc: Any, scale: Any, cutoff: float) -> tuple[Any, Any]:
+    """gamma at the data and at the noise end; loc - scale log(cutoff) is LangFlow's form of the upper quantile."""
+    return loc - scale * math.log(-math.log(cutoff)), loc - scale * math.log(cutoff)
+
+
+def gumbel_gamma(t: Tensor, loc: Tensor | float, scale: Tensor | float, cutoff: float) -> Tensor:
+    """gamma = loc - scale log(-log(1 - t)), clamped; the values may be tensors on the device of t."""
+    # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
+    minus_log_q = -torch.log1p(-t.clamp(0.0, 1.0))
+    return (loc - scale * minus_log_q.log()).clamp(*_gumbel_ends(loc, scale, cutoff))
+
+
 @dataclass(frozen=True)
 class Gumbel(_VariancePreserving):
     """LangFlow's schedule: gamma = loc - scale log(-log q) with q = 1 - t, clamped at two quantiles.
@@ -143,18 +159,16 @@ class Gumbel(_VariancePreserving):
     @property
     def gamma_min(self) -> float:
         """gamma at the data end."""
-        return self.loc - self.scale * math.log(-math.log(self.cutoff))
+        return _gumbel_ends(self.loc, self.scale, self.cutoff)[0]
 
     @property
     def gamma_max(self) -> float:
-        """gamma at the noise end, loc - scale log(cutoff): LangFlow's form of the upper quantile (-log(1-c) ~ c)."""
-        return self.loc - self.scale * math.log(self.cutoff)
+        """gamma at the noise end."""
+        return _gumbel_ends(self.loc, self.scale, self.cutoff)[1]
 
     def gamma(self, t: Tensor | float) -> Tensor:
         """The clamped log noise-to-signal ratio at times t."""
-        # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
-        minus_log_q = -torch.log1p(-_as_times(t).clamp(0.0, 1.0))
-        return (self.loc - self.scale * minus_log_q.log()).clamp(self.gamma_min, self.gamma_max)
+        return gumbel_gamma(_as_times(t), self.loc, self.scale, self.cutoff)
 
     def __call__(self, t: Tensor | float) -> Coefficients:
         return self.at_gamma(self.gamma(t))

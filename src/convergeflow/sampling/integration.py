@@ -50,7 +50,7 @@ def cohort(
     pieces = pieces or [Piece(0, length, settings)]
     table = predictor.table
     known = None if clamp is None else clamp.resolved(batch, length, len(table), table.device)
-    everything = torch.arange(batch, device=noise.device)
+    everything = torch.arange(batch)
     rows = [everything] if settings.freeze is None else list(everything.split(1))
     flows = [
         block_after_block(

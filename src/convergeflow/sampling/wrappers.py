@@ -134,16 +134,16 @@ class Clamp:
     tokens: Tensor
     """[L] or [B, L]; values where not known are ignored."""
     known: Tensor
-    """Boolean, same shape."""
+    """Boolean, same shape; on the CPU, so that the host need not ask a device which positions are left."""
 
     def resolved(self, batch: int, length: int, vocabulary: int, device: torch.device) -> Clamp:
-        """Checked, [batch, length] and on a device."""
+        """Checked, [batch, length], the tokens on a device."""
         if self.tokens.shape != self.known.shape or self.tokens.shape[-1] != length:
             raise UserError(f"the known tokens must have length {length}, not {tuple(self.tokens.shape)}")
         tokens = torch.where(self.known, self.tokens, torch.zeros_like(self.tokens))
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
             raise UserError(f"a known token lies outside the vocabulary of {vocabulary}")
-        return Clamp(tokens.expand(batch, length).to(device), self.known.expand(batch, length).to(device))
+        return Clamp(tokens.expand(batch, length).to(device), self.known.expand(batch, length).cpu())
 
     def __getitem__(self, index: Any) -> Clamp:
         """Some rows or, where all samples share the tokens, some positions."""
@@ -151,7 +151,7 @@ class Clamp:
 
     def put(self, tokens: Tensor) -> Tensor:
         """`tokens` [B, L] with the known ones in place."""
-        return torch.where(self.known, self.tokens, tokens)
+        return torch.where(self.known.to(tokens.device), self.tokens, tokens)
 
     @property
     def prompt_length(self) -> int:
@@ -175,7 +175,7 @@ class Known(Change):
 
     def state(self, x: Tensor, at: Coefficients) -> Tensor:
         placed = sample_path(self.table[self.clamp.tokens].to(x.dtype), self.noise.to(x.dtype), at)
-        return torch.where(self.clamp.known[..., None], placed, x)
+        return torch.where(self.clamp.known[..., None].to(x.device), placed, x)
 
     def reading(self, log_f: LogF) -> LogF:
         return DecidedLogF.around(log_f, self.clamp.known, self.clamp.tokens, self.table)
@@ -187,7 +187,7 @@ class DecidedLogF:
 
     inner: LogF
     decided: Tensor
-    """Boolean, [B, L]."""
+    """Boolean, [B, L], on the CPU."""
     tokens: Tensor
     """[B, L]; values where nothing is decided are ignored."""
     table: Tensor
@@ -196,7 +196,7 @@ class DecidedLogF:
     def around(cls, log_f: LogF, decided: Tensor, tokens: Tensor, table: Tensor) -> LogF:
         """`log_f` with these positions decided, besides those that already are."""
         if isinstance(log_f, DecidedLogF):
-            tokens = torch.where(decided, tokens, log_f.tokens)
+            tokens = torch.where(decided.to(tokens.device), tokens, log_f.tokens)
             return cls(log_f.inner, decided | log_f.decided, tokens, table)
         return cls(log_f, decided, tokens, table) if bool(decided.any()) else log_f
 
@@ -206,9 +206,9 @@ class DecidedLogF:
 
     def weigh(self, x: Tensor, at: Coefficients, *, scores: Tensor | None = None, **asked: Any) -> Weighted:
         live = ~self.decided
-        levels = at.wide(x.shape[1])[live.cpu()]
+        levels = at.wide(x.shape[1])[live]
         part = self.inner[live].weigh(x[live], levels, scores=None if scores is None else scores[live], **asked)
-        mu = self.table[torch.where(live, 0, self.tokens)].to(part.mu.dtype)
+        mu = self.table[torch.where(live.to(x.device), 0, self.tokens)].to(part.mu.dtype)
         mu[live] = part.mu
         token = top_weight = None
         if part.token is not None and part.top_weight is not None:
