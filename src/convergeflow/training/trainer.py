@@ -362,8 +362,8 @@ class Trainer:
             raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
         if state["world"] != self.setup.world:
             self.setup.reporter.warn(
-                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last bits; "
-                f"for the same bits go on with {state['world']}"
+                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last "
+                f"bits; for the same ones go on with {state['world']}"
             )
         sharding.load_state(self.model, read_tensors(folder / "model.safetensors"))
         sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
