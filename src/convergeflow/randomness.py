@@ -17,8 +17,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from convergeflow.device import state_dtype_of
-
 
 def derive_seed(seed: int, *keys: int | str) -> int:
     """A 63-bit seed for the stream named by `keys`; different names give unrelated streams."""
@@ -56,9 +54,8 @@ class RowDraws:
         rows = [torch.randn(shape, generator=each, dtype=dtype, device=self.device) for each in self._noise]
         return torch.stack(rows)
 
-    def log_exponential(self, *shape: int) -> Tensor:
-        """log E with E ~ Exp(1), [rows, *shape], on the streams' device, float64 where it has that."""
-        dtype = state_dtype_of(self.device)
+    def log_exponential(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """log E with E ~ Exp(1), [rows, *shape], on the streams' device."""
         rows = [torch.rand(shape, generator=each, dtype=dtype, device=self.device) for each in self._noise]
         return _inside(torch.stack(rows)).log_().neg_().log_()
 

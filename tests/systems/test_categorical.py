@@ -29,7 +29,7 @@ class FixedDraws:
     def __init__(self, numbers: list[float]) -> None:
         self.numbers = torch.tensor(numbers, dtype=torch.float64)
 
-    def log_exponential(self, positions: int, vocabulary: int) -> Tensor:
+    def log_exponential(self, positions: int, vocabulary: int, dtype: torch.dtype) -> Tensor:
         return (-self.numbers.log()).log().expand(1, positions, vocabulary)
 
 

@@ -169,7 +169,7 @@ def _known(
     loaded: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None
 ) -> tuple[int, dict[str, Any]]:
     """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
-    from convergeflow.sampling.prompt import followed_by_unknown, known_text
+    from convergeflow.systems.prompt import followed_by_unknown, known_text
 
     clamp = known_text(loaded.tokenizer, prompt, infill, gap)
     if clamp is None:

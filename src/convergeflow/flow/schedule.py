@@ -102,12 +102,16 @@ class Linear:
         return {"kind": "linear"}
 
 
+def variance_preserving(gamma: Tensor) -> Coefficients:
+    """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma)."""
+    return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+
+
 class _VariancePreserving:
     """alpha^2 + sigma^2 = 1."""
 
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        gamma = _as_times(gamma)
-        return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+        return variance_preserving(_as_times(gamma))
 
 
 @dataclass(frozen=True)
@@ -124,18 +128,6 @@ class Cosine(_VariancePreserving):
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "cosine"}
-
-
-def _gumbel_ends(loc: Any, scale: Any, cutoff: float) -> tuple[Any, Any]:
-    """gamma at the data and at the noise end; loc - scale log(cutoff) is LangFlow's form of the upper quantile."""
-    return loc - scale * math.log(-math.log(cutoff)), loc - scale * math.log(cutoff)
-
-
-def gumbel_gamma(t: Tensor, loc: Tensor | float, scale: Tensor | float, cutoff: float) -> Tensor:
-    """gamma = loc - scale log(-log(1 - t)), clamped; the values may be tensors on the device of t."""
-    # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
-    minus_log_q = -torch.log1p(-t.clamp(0.0, 1.0))
-    return (loc - scale * minus_log_q.log()).clamp(*_gumbel_ends(loc, scale, cutoff))
 
 
 @dataclass(frozen=True)
@@ -159,16 +151,18 @@ class Gumbel(_VariancePreserving):
     @property
     def gamma_min(self) -> float:
         """gamma at the data end."""
-        return _gumbel_ends(self.loc, self.scale, self.cutoff)[0]
+        return self.loc - self.scale * math.log(-math.log(self.cutoff))
 
     @property
     def gamma_max(self) -> float:
-        """gamma at the noise end."""
-        return _gumbel_ends(self.loc, self.scale, self.cutoff)[1]
+        """gamma at the noise end, loc - scale log(cutoff): LangFlow's form of the upper quantile (-log(1-c) ~ c)."""
+        return self.loc - self.scale * math.log(self.cutoff)
 
     def gamma(self, t: Tensor | float) -> Tensor:
         """The clamped log noise-to-signal ratio at times t."""
-        return gumbel_gamma(_as_times(t), self.loc, self.scale, self.cutoff)
+        # log1p keeps the digits of -log(1 - t) near the noise end; the clamps on its value are the quantile clamps.
+        minus_log_q = -torch.log1p(-_as_times(t).clamp(0.0, 1.0))
+        return (self.loc - self.scale * minus_log_q.log()).clamp(self.gamma_min, self.gamma_max)
 
     def __call__(self, t: Tensor | float) -> Coefficients:
         return self.at_gamma(self.gamma(t))

@@ -6,26 +6,11 @@ follow a regression of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from convergeflow.device import state_dtype_of
-from convergeflow.flow.schedule import Coefficients, Gumbel, gumbel_gamma
-
-
-@dataclass(frozen=True)
-class LiveGumbel:
-    """A Gumbel schedule whose values are tensors; its coefficients are on their device."""
-
-    loc: Tensor
-    scale: Tensor
-    cutoff: float
-
-    def __call__(self, t: Tensor) -> Coefficients:
-        gamma = gumbel_gamma(t.to(self.loc), self.loc, self.scale, self.cutoff)
-        return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+from convergeflow.flow.schedule import Coefficients, Gumbel, variance_preserving
 
 
 class LearnedGumbel(nn.Module):
@@ -46,11 +31,10 @@ class LearnedGumbel(nn.Module):
         """The present values as an immutable schedule."""
         return Gumbel(self.loc.item(), max(self.scale.item(), 1e-2), self.cutoff)
 
-    def live(self) -> LiveGumbel:
-        """The present values where they are: a training step need not wait for the device to say them."""
-        dtype = state_dtype_of(self.loc.device)
-        loc, scale = (value.detach().to(dtype) for value in (self.loc, self.scale))
-        return LiveGumbel(loc, scale.clamp_min(1e-2), self.cutoff)
+    def levels(self, t: Tensor) -> Coefficients:
+        """The coefficients at times t on the CPU, on the parameters' device, which need not be asked for its values."""
+        loc, scale = (value.detach().to(state_dtype_of(value.device)) for value in (self.loc, self.scale))
+        return variance_preserving(loc + scale.clamp_min(1e-2) * Gumbel(0.0, 1.0, self.cutoff).gamma(t).to(loc))
 
     def fit_loss(self, gamma: Tensor, cross_entropy: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Mean of (CE - h F(gamma))^2 over the `chosen`, with gradient to the schedule's own parameters alone."""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from convergeflow.device import state_dtype_of
+from convergeflow.model.fused import SHARED_SCORES_BYTES
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.blocks import Piece, block_after_block
 from convergeflow.sampling.cohort import Cohort, Observer
-from convergeflow.sampling.driver import SHARED_SCORES_BYTES, Driver
+from convergeflow.sampling.driver import Driver
 from convergeflow.sampling.events import End, Flow
 from convergeflow.sampling.freezing import Freezing, Settled
 from convergeflow.sampling.kernel import kernel_trajectory

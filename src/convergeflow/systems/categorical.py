@@ -27,7 +27,7 @@ def draw(log_weights: Tensor, draws: RowDraws) -> Tensor:
     parts = []
     for start in range(0, flat.shape[1], step):
         piece = flat[:, start : start + step]
-        clocks = draws.log_exponential(piece.shape[1], shape[-1])
+        clocks = draws.log_exponential(piece.shape[1], shape[-1], dtype=dtype)
         parts.append((piece.to(dtype) - clocks.to(piece.device)).argmax(-1))
     return torch.cat(parts, dim=1).reshape(shape[:-1])
 

@@ -151,7 +151,7 @@ class ConvergeFlowModel(LanguageModel):
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         """The stage's loss; `times` [B] are paper times in (0, 1), float64 on the CPU."""
         learned = self.learned_schedule if self.fits_schedule else None
-        levels = self.schedule if self.learned_schedule is None else self.learned_schedule.live()
+        levels = self.schedule if self.learned_schedule is None else self.learned_schedule.levels
         return flow_loss(self.network, levels, self.objective, tokens, times=times, draws=draws, learned=learned)
 
     def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:

@@ -8,11 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from convergeflow.device import pinned
+
 
 class Ahead:
     """`read(step)` gives a step's tokens on the CPU; calling this gives them on the device, read one step ahead.
 
-    On a CUDA device they wait in pinned memory, so that their copy does not hold up the host.
+    For an accelerator they wait in pinned memory, so that their copy does not hold up the host.
     """
 
     def __init__(self, read: Callable[[int], Tensor], device: torch.device, end: int) -> None:
@@ -32,5 +34,4 @@ class Ahead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self, step: int) -> Tensor:
-        tokens = self._read(step)
-        return tokens.pin_memory() if self._device.type == "cuda" else tokens
+        return pinned(self._read(step), self._device)
