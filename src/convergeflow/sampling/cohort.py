@@ -39,6 +39,8 @@ class Step:
     """Tokens in front of the block that this state is, [rows, P]; None if the state is the whole sequence."""
     block: int = 0
     """The number of that block."""
+    arrivals: Sequence[Arrival] = ()
+    """What the state was made of, for observers that want to know more."""
 
     def distances(self) -> Nearest:
         """Normalised distances ||x - alpha e_j||/(sigma sqrt d) to the nearest and second-nearest embedding."""
@@ -124,6 +126,7 @@ class Cohort:
             table=first.predictor.table,
             before=None if words[0] is None else torch.cat([each for each in words if each is not None]),
             block=max(0, self.blocks - 1),
+            arrivals=[arrival for _, arrival in arrivals],
         )
 
     def _read(self) -> None:
