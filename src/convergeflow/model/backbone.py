@@ -34,6 +34,22 @@ class Norm(nn.Module):
         return functional.layer_norm(x.float() if x.dtype != torch.float64 else x, self.weight.shape, self.weight)
 
 
+class FewRows(nn.Linear):
+    """A linear layer of one row per sample, whose bits do not depend on how many samples there are.
+
+    Libraries choose other kernels for a few rows; the whole network has no other product of so few.
+    """
+
+    FEWEST = 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        if len(rows) >= self.FEWEST or torch.is_grad_enabled():
+            return super().forward(x)
+        padded = torch.cat([rows, rows.new_zeros(self.FEWEST - len(rows), rows.shape[-1])])
+        return super().forward(padded)[: len(rows)].unflatten(0, x.shape[:-1])
+
+
 class NoiseLevelEmbedding(nn.Module):
     """gamma -> [.., C]: 256 sinusoids of the raw value (cosines first), a two-layer MLP, and the SiLU for adaLN."""
 
@@ -41,8 +57,8 @@ class NoiseLevelEmbedding(nn.Module):
 
     def __init__(self, condition_width: int) -> None:
         super().__init__()
-        self.expand = nn.Linear(2 * self.FREQUENCIES, condition_width)
-        self.project = nn.Linear(condition_width, condition_width)
+        self.expand = FewRows(2 * self.FREQUENCIES, condition_width)
+        self.project = FewRows(condition_width, condition_width)
 
     def forward(self, gamma: Tensor) -> Tensor:
         dtype = self.expand.weight.dtype
@@ -102,7 +118,7 @@ class Layer(nn.Module):
         self.norm_attention, self.norm_mlp = Norm(width), Norm(width)
         self.attention = Attention(width, heads, causal)
         self.mlp_up, self.mlp_down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.modulation = nn.Linear(condition_width, 6 * width)
+        self.modulation = FewRows(condition_width, 6 * width)
         self.dropout = dropout
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
@@ -141,7 +157,7 @@ class Backbone(nn.Module):
             Layer(width, heads, condition_width, dropout, gate_init, causal) for _ in range(depth)
         )
         self.norm_final = Norm(width)
-        self.modulation_final = nn.Linear(condition_width, 2 * width)
+        self.modulation_final = FewRows(condition_width, 2 * width)
         nn.init.zeros_(self.modulation_final.weight)
         nn.init.zeros_(self.modulation_final.bias)
         self.recompute = False

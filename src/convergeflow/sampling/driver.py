@@ -8,6 +8,7 @@ between passes.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -38,7 +39,10 @@ class Driver:
     @torch.no_grad()
     def step(self) -> bool:
         """One network pass for everything that waits; False when nothing does. Finished cohorts leave."""
-        waiting = [(cohort, member) for cohort in self.cohorts for member in cohort.waiting()]
+        waiting: list[tuple[Cohort, int]] = []
+        for cohort in self.cohorts:
+            with self.blame(cohort):
+                waiting += [(cohort, member) for member in cohort.waiting()]
         self.cohorts = list(dict.fromkeys(cohort for cohort, _ in waiting))
         calls: list[Call] = [cohort.events[member] for cohort, member in waiting]
         details = [
@@ -46,8 +50,13 @@ class Driver:
             for call, (cohort, _) in zip(calls, waiting, strict=True)
         ]
         for (cohort, member), prediction in zip(waiting, self._answers(calls, details), strict=True):
-            cohort.send(member, prediction)
+            with self.blame(cohort):
+                cohort.send(member, prediction)
         return bool(waiting)
+
+    def blame(self, cohort: Cohort) -> AbstractContextManager[None]:
+        """Around what is done for one cohort: here its error ends the run, a server lets it fail alone."""
+        return nullcontext()
 
     def run(self) -> None:
         """Until nothing waits any more."""
