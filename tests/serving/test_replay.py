@@ -50,7 +50,7 @@ def test_no_module_builds_markup_from_text() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: it checks the joined script's syntax")
-@pytest.mark.parametrize("entry", ["replay.js"])
+@pytest.mark.parametrize("entry", ["replay.js", "main.js"])
 def test_the_modules_join_to_one_script(entry: str, tmp_path: Path) -> None:
     file = tmp_path / "joined.mjs"
     file.write_text(joined(entry), encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 
 from convergeflow import zoo
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.sampling.settings import PRESETS
 from convergeflow.sampling.wrappers import NetworkPredictor
 from convergeflow.systems.protocol import LanguageModel
 
@@ -71,6 +72,7 @@ class Served:
             "predictor": getattr(config, "predictor", None),
             "controls": sorted(self.model.controls),
             "flow": self.predictor is not None,
+            "presets": [] if self.predictor is None else list(PRESETS),
         }
 
 

@@ -103,7 +103,7 @@ class Completion(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     convergeflow: Own = Field(
-        default_factory=lambda: Own(), description="Controls that OpenAI's interface does not have."
+        default_factory=lambda: Own.model_validate({}), description="Controls that OpenAI's interface does not have."
     )
 
 
