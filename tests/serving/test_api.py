@@ -36,12 +36,7 @@ def test_a_completion_has_the_tokens_of_sample(client: TestClient, models: list[
     assert [choice["text"] for choice in answer["choices"]] == alone.texts
     assert [choice["convergeflow"]["tokens"] for choice in answer["choices"]] == alone.ids.tolist()
     assert [choice["convergeflow"]["seed"] for choice in answer["choices"]] == [7, 8, 9]
-    assert answer["usage"] == {
-        "prompt_tokens": 0,
-        "completion_tokens": 36,
-        "total_tokens": 36,
-        "network_calls": 27,
-    }
+    assert answer["usage"] == {"prompt_tokens": 0, "completion_tokens": 36, "total_tokens": 36, "network_calls": 27}
     assert answer["object"] == "text_completion" and answer["model"] == "tiny"
 
 
@@ -142,7 +137,17 @@ def test_bodies_that_are_no_requests(client: TestClient) -> None:
     def post(content: bytes, kind: str = "application/json") -> Any:
         return client.post("/v1/completions", content=content, headers={"content-type": kind})
 
-    bodies = [b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"model": NaN}', b"[" * 5000, b'{"model":"tiny","seed":1e400}']
+    bodies = [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model": NaN}',
+        b"[" * 5000,
+        b'{"model":"tiny","seed":1e400}',
+    ]
     for content in bodies:
         response = post(content)
         assert response.status_code == 400, content
@@ -155,7 +160,13 @@ def test_bodies_that_are_no_requests(client: TestClient) -> None:
 
 def test_only_files_of_the_page_are_files(client: TestClient) -> None:
     assert client.get("/").status_code == 200 and client.get("/page/main.js").status_code == 200
-    for path in ("/page/api.py", "/page/..%2fapi.py", "/page/%2e%2e/api.py", "/page//etc/passwd", "/page/words/..%2f..%2f"):
+    for path in (
+        "/page/api.py",
+        "/page/..%2fapi.py",
+        "/page/%2e%2e/api.py",
+        "/page//etc/passwd",
+        "/page/words/..%2f..%2f",
+    ):
         assert client.get(path).status_code == 404, path
 
 
@@ -220,7 +231,7 @@ def test_models_health_metrics_plan_and_description(client: TestClient) -> None:
     text = client.get("/metrics").text
     assert 'convergeflow_requests_ended_total{how="answered",lane="flows"} 1.0' in text
     assert 'convergeflow_http_requests_total{route="completions",status="200"} 1.0' in text
-    plan = client.post("/page/plan", json={"model": "tiny", "convergeflow": {"nfe": 9, "refine": 2}}).json()
+    plan = client.post("/plan", json={"model": "tiny", "convergeflow": {"nfe": 9, "refine": 2}}).json()
     assert plan["calls"] == 9 and plan["steps"] == 3
     assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/completions", "/v1/models"}
 

@@ -19,8 +19,7 @@ import pytest
 
 import convergeflow as cf
 from convergeflow.cli.main import main
-
-from .conftest import running, until, write_model
+from served import running, until, write_model
 
 
 def test_the_openai_client_completes_and_streams(models: list[str]) -> None:
@@ -51,10 +50,14 @@ def test_disconnects_cancel_and_leave_nothing_behind(models: list[str]) -> None:
         rng = random.Random(0)
 
         def drop(stream: bool) -> None:
-            body = json.dumps({"model": "tiny", "stream": stream, "convergeflow": {"nfe": 2000, "frames": True}}).encode()
+            body = json.dumps(
+                {"model": "tiny", "stream": stream, "convergeflow": {"nfe": 2000, "frames": True}}
+            ).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             with socket.create_connection((host, int(port)), timeout=20) as connection:
-                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[: rng.choice([10, 999])])
+                connection.sendall(
+                    f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[: rng.choice([10, 999])]
+                )
                 time.sleep(rng.random() * 0.05)
 
         threads = [threading.Thread(target=drop, args=(number % 2 == 0,)) for number in range(200)]
@@ -69,7 +72,9 @@ def test_disconnects_cancel_and_leave_nothing_behind(models: list[str]) -> None:
             return all(f'convergeflow_{what}{{lane="flows"}} 0.0' in text for what in ("waiting", "running"))
 
         until(idle)
-        answer = httpx.post(f"{server.url}/v1/completions", json={"model": "tiny", "convergeflow": {"nfe": 4}}, timeout=20)
+        answer = httpx.post(
+            f"{server.url}/v1/completions", json={"model": "tiny", "convergeflow": {"nfe": 4}}, timeout=20
+        )
         assert answer.status_code == 200
         process = psutil.Process(server.process.pid)
         until(lambda: len([c for c in process.net_connections() if c.status == "ESTABLISHED"]) <= 1)
@@ -124,7 +129,9 @@ def test_a_killed_server_starts_again_at_its_address(models: list[str]) -> None:
     with running(models[0]) as server:
         port = server.url.rpartition(":")[2]
         with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json={"model": "tiny", "stream": True, "convergeflow": {"nfe": 2000}}
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"model": "tiny", "stream": True, "convergeflow": {"nfe": 2000}},
         ):
             server.stop(signal.SIGKILL)
     with running(models[0], "--port", port) as server:
@@ -171,4 +178,4 @@ def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_taken_port_is_one_line(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", models[0], "--port", str(taken.getsockname()[1])]) == 1
-    assert "address already in use" in capsys.readouterr().err
+    assert "already in use: choose another with --port" in capsys.readouterr().err

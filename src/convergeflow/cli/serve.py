@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import signal
 import socket
@@ -77,7 +78,11 @@ def serve(
         timeout_graceful_shutdown=int(limits.grace) + 1,
         timeout_keep_alive=30,
     )
-    listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as failure:
+        said = "is already in use: choose another with `port`" if failure.errno == errno.EADDRINUSE else str(failure)
+        raise ConvergeFlowError(f"{host} port {port} {said}") from None
     address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{listening.getsockname()[1]}"
     note(f"serving {', '.join(shelf.models)} at {url} (Ctrl-C finishes what runs and stops)")

@@ -59,7 +59,7 @@ class Server:
         AppStatus.disable_automatic_graceful_drain()
         routes = [
             Route("/", self.page, methods=["GET"]),
-            Route("/page/plan", self.plan, methods=["POST"]),
+            Route("/plan", self.plan, methods=["POST"]),
             Route("/page/words/{model}", self.words, methods=["GET"]),
             Route("/page/{file}", self.page, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -131,7 +131,7 @@ class Server:
         return JSONResponse(model_of(served))
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi.describe(self.limits, self.token is not None))
+        return JSONResponse(openapi.describe(self.limits, self.token is not None, list(self.shelf.models)))
 
     async def health(self, request: Request) -> Response:
         request.scope[LOG]["route"] = "health"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -94,10 +95,11 @@ STATUSES = {
 }
 
 
-def describe(limits: Limits, secured: bool) -> dict[str, Any]:
+def describe(limits: Limits, secured: bool, models: Sequence[str]) -> dict[str, Any]:
     """The whole description."""
     _, definitions = models_json_schema([(Completion, "validation")], ref_template="#/components/schemas/{model}")
     schemas = {**definitions["$defs"], "Error": ERROR, "Answer": ANSWER, "Model": MODEL, "Models": MODELS, "Plan": PLAN}
+    schemas["Completion"]["properties"]["model"]["enum"] = list(models)
     body = {"required": True, "content": _json("Completion")}
     named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     streamed = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -125,7 +127,7 @@ def describe(limits: Limits, secured: bool) -> dict[str, Any]:
                     "responses": _responses(_json("Model"), "401 404"),
                 }
             },
-            "/page/plan": {
+            "/plan": {
                 "post": {
                     "operationId": "plan",
                     "summary": "What a request would cost, without making it.",

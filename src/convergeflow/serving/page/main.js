@@ -43,7 +43,7 @@ async function begin() {
     planned?.abort();
     const own = (planned = new AbortController());
     try {
-      const plan = await ask("/page/plan", controls.body(), own.signal);
+      const plan = await ask("/plan", controls.body(), own.signal);
       const time = plan.seconds === null ? "" : `, about ${plan.seconds.toFixed(1)} s`;
       controls.say(`${plan.calls} calls in ${plan.steps} steps${time}`);
       frontier.show(controls.body().model, plan.settings);
