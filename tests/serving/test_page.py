@@ -20,8 +20,8 @@ from served import Running, running, until
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(os.environ.get("AXE_CORE", Path(__file__).parents[2] / ".venv/browser/node_modules/axe-core/axe.min.js"))
-FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync""".split()
+QUIET = ("quic", "background-networking", "component-update", "sync")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
 SETTINGS = "model=stories-small&preset=sharp&nfe=32&grid=closing&seed=102"
 
 pytestmark = pytest.mark.skipif(

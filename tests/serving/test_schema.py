@@ -15,7 +15,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method"
 )
-"""Not `positive_data_acceptance`: a body can fit its schema and still ask for what cannot be, and is told so with 400."""
+"""Not `positive_data_acceptance`: a body can fit its schema and still ask for what cannot be; it is told so by 400."""
 
 
 def test_every_answer_is_as_described(models: list[str], tmp_path: Path) -> None:
