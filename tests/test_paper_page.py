@@ -131,7 +131,7 @@ def run_both(model: ConvergeFlowModel, settings: Settings, noise: Tensor) -> tup
     """The same settings through the page and through the core's driver."""
     steps: list[Step] = []
     core = integrate(model.bind(), settings, noise, observe=steps.append)
-    plan = core.plan
+    plan = settings.plan(model.schedule)
     gammas = torch.cat([plan.points.gamma, SCHEDULE.gamma(1.0)[None]])
     log_f, table = page_network(model)
     page = paper.sample(

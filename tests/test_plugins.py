@@ -1,7 +1,11 @@
-"""Other packages add systems and schedules by entry points alone, without a line of this one."""
+"""Other packages add systems, schedules, solvers, grids and scorers by entry points alone, without a line of this one.
+
+`tests/data/test_prepare.py` does the same for a corpus.
+"""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import convergeflow as cf
 from convergeflow.errors import UserError
+from convergeflow.evaluation.scorers import SCORERS
+from convergeflow.flow import GRIDS, SOLVERS
 from convergeflow.flow.schedule import SCHEDULES, schedule_from
 from convergeflow.plugins import Registry
 from convergeflow.systems import METHODS, class_of_type
@@ -20,9 +27,12 @@ from convergeflow.zoo import load_model
 SOURCE = '''
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from convergeflow.evaluation.scorers import Scored
 from convergeflow.flow.schedule import Coefficients, Linear
+from convergeflow.flow.solver import Solver
 from convergeflow.objective.losses import Loss
 from convergeflow.systems.rival import Rival, RivalConfig, TokenNetwork
 
@@ -59,6 +69,39 @@ class Quadratic(Linear):
 
     def describe(self):
         return {"kind": "quadratic", "power": self.power}
+
+
+class Lazy(Solver):
+    """Stays where it is."""
+
+    def advance(self, x, mu, now, then, w_ug=0.0, history=None):
+        return x
+
+
+LAZY = Lazy()
+
+
+def even_grid(num_steps, schedule):
+    return torch.linspace(0.1, 0.9, num_steps + 1, dtype=torch.float64)
+
+
+class TwoNats:
+    """Gives every token 2 nats."""
+
+    name = "two-nats"
+
+    def __init__(self, device, batch, say):
+        say(f"{self.name} is ready")
+
+    def score(self, texts, protocol, progress=None):
+        tokens = np.full(len(texts.ids), texts.ids.shape[1])
+        return Scored(2.0 * tokens, tokens)
+
+    def describe(self):
+        return {"name": self.name}
+
+    def arithmetic(self, protocol):
+        return "float64"
 '''
 
 
@@ -71,10 +114,13 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "entry_points.txt").write_text(
         "[convergeflow.systems]\nguess = guesswork:GuessModel\n"
         "[convergeflow.schedules]\nquadratic = guesswork:Quadratic\n"
+        "[convergeflow.solvers]\nlazy = guesswork:LAZY\n"
+        "[convergeflow.grids]\neven = guesswork:even_grid\n"
+        "[convergeflow.scorers]\ntwo-nats = guesswork:TwoNats\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    # What a registry has loaded it keeps; these two must forget it again.
-    for registry in (METHODS, SCHEDULES):
+    # What a registry has loaded it keeps; these must forget it again.
+    for registry in (METHODS, SCHEDULES, SOLVERS, GRIDS, SCORERS):
         monkeypatch.setattr(registry, "_known", dict(registry._known))
     return tmp_path
 
@@ -98,6 +144,25 @@ def test_a_schedule_is_used_by_its_kind(other_package: Path) -> None:
     assert model.as_flow().schedule == schedule  # type: ignore[union-attr]
     with pytest.raises(UserError, match=r"did you mean 'model\.schedule\.power'"):
         resolve("test", ["model.schedule.kind=quadratic", "model.schedule.powr=3"])
+
+
+def test_a_solver_and_a_grid_are_settings_by_their_names(other_package: Path) -> None:
+    model = cf.load("stories-small", device="cpu")
+    seen: list[cf.Step] = []
+    settings = cf.Settings(nfe=4, solver="lazy", grid="even", controls=cf.Controls(refine=0))
+    samples = model.generate(settings=settings, length=8, observe=seen.append)
+    assert [step.t for step in seen] == pytest.approx([0.1, 0.3, 0.5, 0.7])
+    assert all(torch.equal(step.x_t, seen[0].x_t) for step in seen), "the lazy solver stays where it is"
+    assert samples.settings["solver"] == "lazy" and samples.nfe == 4
+    with pytest.raises(UserError, match="did you mean 'lazy'"):
+        cf.Settings(solver="lzy")
+
+
+def test_a_scorer_judges_by_its_name(other_package: Path) -> None:
+    model = cf.load("stories-small", device="cpu")
+    samples = model.generate(2, settings=cf.Settings(nfe=2))
+    record = cf.evaluate(samples, tokenizer=model.tokenizer, scorer="two-nats")
+    assert record["gen_ppl"] == pytest.approx(math.exp(2)) and record["scorer"] == "two-nats"
 
 
 def test_naming_systems_loads_nothing_heavy(other_package: Path) -> None:

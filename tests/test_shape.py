@@ -47,6 +47,6 @@ def mutable_attributes(cls: ast.ClassDef) -> set[str]:
 
 
 def test_the_core_can_be_read_in_an_afternoon() -> None:
-    # A ceiling that is only ever lowered; the aim is 3500.
+    # A ceiling that is only ever lowered.
     files = [file for file in FILES if name_of(file).startswith(CORE) and name_of(file) != "model/fused.py"]
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 3800
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 3500

@@ -20,12 +20,10 @@ NAMES = ("auto", "cpu", "cuda", "mps")
 
 @dataclass(frozen=True)
 class Placement:
-    """A device with the formats that suit it, and the reason to print."""
+    """A device, and the format of autocast on it, if any."""
 
     device: torch.device
     autocast: torch.dtype | None
-    state_dtype: torch.dtype
-    reason: str
 
 
 def choose_device(name: str = "auto") -> Placement:
@@ -36,14 +34,11 @@ def choose_device(name: str = "auto") -> Placement:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
         if not torch.cuda.is_available():
-            raise UserError("device 'cuda' is not available in this PyTorch; use --device cpu")
-        bf16 = torch.bfloat16 if torch.cuda.is_bf16_supported() else None
-        return Placement(torch.device("cuda"), bf16, torch.float64, "a CUDA device is present")
-    if name == "mps":
-        if not torch.backends.mps.is_available():
-            raise UserError("device 'mps' is not available on this machine; use --device cpu")
-        return Placement(torch.device("mps"), None, torch.float32, "an Apple GPU is present; it has no float64")
-    return Placement(torch.device("cpu"), None, torch.float64, "no accelerator in use; float32 is fastest here")
+            raise UserError("device 'cuda' is not available in this PyTorch; use `device` cpu")
+        return Placement(torch.device("cuda"), torch.bfloat16 if torch.cuda.is_bf16_supported() else None)
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device 'mps' is not available on this machine; use `device` cpu")
+    return Placement(torch.device(name), None)
 
 
 def state_dtype_of(device: torch.device) -> torch.dtype:

@@ -6,6 +6,7 @@ one or the new one, never a part of it; a kill leaves at most a hidden draft.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -55,31 +56,36 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """A draft folder to fill; it becomes `path`, which must not exist by then, and goes if anything fails."""
+    """A draft folder to fill; it takes the place of `path` at the end, and goes if anything fails."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{DRAFT}{os.getpid()}-{path.name}")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft, old = path.with_name(DRAFT + path.name), path.with_name(f"{DRAFT}old-{path.name}")
+    shutil.rmtree(draft, ignore_errors=True)  # what a crash left
     draft.mkdir()
     try:
         yield draft
         for found in (*draft.rglob("*"), draft):
             sync(found)
-        os.rename(draft, path)
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        draft.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
         sync(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file in one step."""
-    with replacing(path) as draft:
-        draft.write_bytes(data)
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 file in one step."""
-    write_bytes(path, text.encode())
+    with replacing(path) as draft:
+        draft.write_bytes(text.encode())  # line ends stay as they are
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -7,11 +7,11 @@ unpickled.
 
 from __future__ import annotations
 
-import hashlib
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convergeflow import files
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.systems import class_of_type
 from convergeflow.training import checkpoint
@@ -80,8 +80,4 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
 
 def weights_hash(folder: Path) -> str:
     """SHA-256 of the weights, shortened: which model made a sample."""
-    digest = hashlib.sha256()
-    with open(folder / "model.safetensors", "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()[:16]
+    return files.file_hash(folder / "model.safetensors")[:16]

@@ -89,7 +89,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate --model {model} --noise {narrow}", 2, "(2, 8, 64), not (2, 8, 63)"),
     ("generate --model {model} --noise {not_finite}", 2, "not finite"),
     ("generate --model {model} --prompt hello", 2, "need a tokenizer"),
-    ("generate --model {model} --precision half", 2, "float32 or float64"),
+    ("generate --model {model} --precision half", 2, "'float32', 'float64'"),
     ("generate --model {model} --device gpu", 2, "known: auto, cpu"),
     ("generate --model {model} --out {missing}/samples.jsonl", 2, "does not exist"),
     ("generate --model {model} --freeze --freeze-weight 3", 2, "weight"),

@@ -22,8 +22,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head.SHAPES, "small", head.Shape(40, 16, 70))
     monkeypatch.setitem(models.SIZES, "small", TINY)
     point = {"axis": "vocabulary", "seconds": {"plain": 2.0, "ours": 1.0}}
-    for what in ("head", "sample", "train"):
-        monkeypatch.setattr(scaling, f"{what}_points", lambda: [{**point, "value": 8}, {**point, "value": 16}])
+    monkeypatch.setattr(scaling, "points", lambda what: [{**point, "value": 8}, {**point, "value": 16}])
 
 
 @pytest.mark.parametrize("what", ["head", "sample", "train"])

@@ -177,7 +177,6 @@ def test_names_are_listed_without_loading_what_they_name(kind: str) -> None:
     assert not imported("list", kind) & HEAVY
 
 
-@pytest.mark.skip(reason="the experiments still import torch to be named: enable when they are data")
 def test_everything_is_listed_without_loading_what_it_names() -> None:
     assert not imported("list") & HEAVY
 

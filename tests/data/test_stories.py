@@ -8,8 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from convergeflow.data.stories import END_TOKEN, StoriesLaw, stories_law
-from convergeflow.errors import UserError
+from convergeflow.data.program import END_TOKEN
+from convergeflow.data.stories import StoriesLaw, stories_law
+from convergeflow.data.tokenizer import stories_tokenizer
+from convergeflow.evaluation.exact import divergence
 
 STORY = (
     "Once there was a little girl named Mia. She had a red kite. One day she lost her kite near the river. "
@@ -27,8 +29,12 @@ def data(law: StoriesLaw) -> np.ndarray:
     return law.sample(np.random.default_rng(7), 20_000, 64)
 
 
+def ids_of(text: str) -> list[list[int]]:
+    return [stories_tokenizer().encode(text)]
+
+
 def nll(law: StoriesLaw, text: str) -> float:
-    return float(law.clean_nll([law.encode(text)])[0])
+    return float(law.clean_nll(ids_of(text))[0])
 
 
 def test_vocabulary_is_a_few_hundred_words(law: StoriesLaw) -> None:
@@ -52,8 +58,6 @@ def test_the_shape_of_a_story(law: StoriesLaw) -> None:
             sentences.append(int((row[first:last] == stop).sum()))
     assert set(sentences) == {5, 6}
     assert min(lengths) >= 30 and max(lengths) <= 50
-    # Stories that lie whole in a block of 200 are a little shorter than all stories.
-    assert np.mean(lengths) == pytest.approx(law.story_length(), abs=0.5)
 
 
 def test_mean_nll_of_the_data_is_the_block_entropy(law: StoriesLaw, data: np.ndarray) -> None:
@@ -63,17 +67,9 @@ def test_mean_nll_of_the_data_is_the_block_entropy(law: StoriesLaw, data: np.nda
     assert abs(nats.mean() - law.block_entropy(64)) < 4 * error
 
 
-def test_rate_is_the_limit_of_the_block_entropy(law: StoriesLaw) -> None:
-    # Averaged over one more story length the difference quotient has settled to a fraction of a percent.
-    far = law.entropy_by_position(3000)[2000:].mean()
-    assert far == pytest.approx(law.rate(), rel=2e-3)
-
-
-def test_unigram_entropy_is_that_of_long_texts(law: StoriesLaw) -> None:
+def test_every_word_occurs(law: StoriesLaw) -> None:
     ids = law.sample(np.random.default_rng(3), 200, 2000)
-    shares = np.bincount(ids.ravel(), minlength=len(law.vocabulary)) / ids.size
-    assert (shares > 0).all()
-    assert float(-(shares * np.log(shares)).sum()) == pytest.approx(law.unigram_entropy(), abs=5e-3)
+    assert (np.bincount(ids.ravel(), minlength=len(law.vocabulary)) > 0).all()
 
 
 def test_data_are_valid_and_keep_their_facts(law: StoriesLaw, data: np.ndarray) -> None:
@@ -81,19 +77,22 @@ def test_data_are_valid_and_keep_their_facts(law: StoriesLaw, data: np.ndarray) 
     np.testing.assert_array_equal(valid, total)
     valid, total = law.valid_stories(data)
     np.testing.assert_array_equal(valid, total)
-    kept = law.facts_kept(data)
-    for report in kept.values():
+    for group in law.groups.values():
+        report = law.agreement(data, [group])
         assert report["kept"] == report["total"] > 0
         assert report["stories_kept"] == report["stories"] > 0
+    together = law.facts_kept(data)
+    assert together["kept"] == together["total"] and together["stories_kept"] == together["stories"]
 
 
 def test_slot_counts_of_the_data_follow_the_law(law: StoriesLaw, data: np.ndarray) -> None:
-    counts = law.slot_counts(data)
-    for name, kl in law.slot_divergence(data).items():
+    marginals = law.slot_marginals()
+    for name, count in law.slot_counts(data).items():
         # 2 n KL is chi-square with k - 1 degrees of freedom.
-        degrees = len(counts[name]) - 1
-        assert 2 * counts[name].sum() * kl < degrees + 6 * np.sqrt(2 * degrees) + 6, name
-        assert counts[name].sum() > 0
+        degrees = len(count) - 1
+        kl = divergence(count, marginals[name])
+        assert 2 * count.sum() * kl < degrees + 6 * np.sqrt(2 * degrees) + 6, name
+        assert count.sum() > 0
 
 
 def test_smoothing_costs_little_on_the_data(law: StoriesLaw, data: np.ndarray) -> None:
@@ -126,18 +125,21 @@ def test_a_broken_fact_is_impossible_but_scored(law: StoriesLaw, old: str, new: 
     assert np.isfinite(nll(law, STORY))
     broken = STORY.replace(old, new)
     assert broken != STORY and nll(law, broken) == np.inf
-    smoothed = law.smoothed_nll([law.encode(broken)])[0]
-    assert np.isfinite(smoothed) and smoothed > law.smoothed_nll([law.encode(STORY)])[0] + 3
-    assert int(law.valid_stories([law.encode(broken)])[0][0]) == 0
+    smoothed = law.smoothed_nll(ids_of(broken))[0]
+    assert np.isfinite(smoothed) and smoothed > law.smoothed_nll(ids_of(STORY))[0] + 3
+    assert int(law.valid_stories(ids_of(broken))[0][0]) == 0
 
 
-def test_broken_facts_are_named(law: StoriesLaw) -> None:
-    report = law.facts_kept([law.encode(STORY.replace("Mia thanked", "Tom thanked"))])
-    assert report["name"] == {"kept": 0, "total": 1, "stories_kept": 0, "stories": 1}
+def test_broken_facts_are_counted(law: StoriesLaw) -> None:
+    broken = ids_of(STORY.replace("Mia thanked", "Tom thanked"))
+    found = {name: law.agreement(broken, [group]) for name, group in law.groups.items()}
+    assert found["name"] == {"kept": 0, "total": 1, "stories_kept": 0, "stories": 1}
     # girl, Mia, she, she, her agree; Tom does not.
-    assert (report["gender"]["kept"], report["gender"]["total"]) == (4, 5)
-    assert report["thing"]["kept"] == report["thing"]["total"] == 1
-    assert report["all"]["stories_kept"] == 0
+    assert (found["gender"]["kept"], found["gender"]["total"]) == (4, 5)
+    assert found["thing"]["kept"] == found["thing"]["total"] == 1
+    together = law.facts_kept(broken)
+    assert together["total"] == sum(report["total"] for report in found.values())
+    assert (together["stories_kept"], together["stories"]) == (0, 1)
 
 
 def test_the_colour_may_be_drawn_late(law: StoriesLaw) -> None:
@@ -149,12 +151,3 @@ def test_the_colour_may_be_drawn_late(law: StoriesLaw) -> None:
     early = late.replace("He loved his hat.", "His hat was red.")
     assert nll(law, early) == np.inf
     assert np.isfinite(nll(law, early.replace("blue", "red")))
-
-
-def test_text_round_trip(law: StoriesLaw, data: np.ndarray) -> None:
-    assert law.decode(law.encode(STORY)) == STORY
-    for row in data[:20]:
-        text = law.decode(row).replace("\n", f" {END_TOKEN} ")
-        assert law.encode(text) == row.tolist()[: len(law.encode(text))]
-    with pytest.raises(UserError, match="zebra"):
-        law.encode("The zebra.")

@@ -90,9 +90,10 @@ def test_stories_have_the_ids_of_their_law() -> None:
     law, tokenizer = stories_law(), stories_tokenizer()
     assert tokenizer.tokens() == law.vocabulary
     assert tokenizer.end_id == 0
-    assert tokenizer.encode(TEXT) == law.encode(TEXT)
-    story = [*law.encode(TEXT), 0, *law.encode("Now Tom was happy.")]
-    assert tokenizer.decode(story) == law.decode(story) == TEXT + "\nNow Tom was happy."
+    words = TEXT.lower().replace(".", " .").replace(",", " ,").split()
+    assert tokenizer.encode(TEXT) == [law.word_id[word] for word in words]
+    story = [*tokenizer.encode(TEXT), 0, *tokenizer.encode("Now Tom was happy.")]
+    assert tokenizer.decode(story) == TEXT + "\nNow Tom was happy."
     with pytest.raises(UserError, match="'zebra'"):
         tokenizer.encode("A zebra came.")
 

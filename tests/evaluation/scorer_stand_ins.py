@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tiny_model import word_shares
 from torch import Tensor, nn
 
 from convergeflow.data.stories import stories_law
@@ -55,7 +56,7 @@ def bigram_scorer() -> CausalScorer:
     counts = np.full((size, size), 1e-6)
     blocks = law.sample(np.random.default_rng(99), 400, 64)
     np.add.at(counts, (blocks[:, :-1].ravel(), blocks[:, 1:].ravel()), 1.0)
-    model = TableModel(0.7 * counts / counts.sum(1, keepdims=True) + 0.25 * law.unigram + 0.05 / size)
+    model = TableModel(0.7 * counts / counts.sum(1, keepdims=True) + 0.25 * word_shares() + 0.05 / size)
     return CausalScorer("bigram", model, StoryTokenizer(), start_id=0, end_id=0, weights="counts")
 
 

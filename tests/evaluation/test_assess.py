@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import scorer_stand_ins as stand_ins
-from tiny_model import word_model
+from tiny_model import word_model, word_shares
 
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import stories_tokenizer
@@ -50,7 +50,7 @@ def test_record_of_real_stories_has_the_law_s_own_numbers(assessor: Assessor) ->
 
 def test_an_unreadable_sampler_scores_worse_and_the_record_says_where(assessor: Assessor) -> None:
     law = stories_law()
-    words = np.random.default_rng(0).choice(len(law.vocabulary), (24, 20), p=law.unigram)
+    words = np.random.default_rng(0).choice(len(law.vocabulary), (24, 20), p=word_shares())
     record = assessor.assess(sample_set(words), PROTOCOLS["ours-1"])
     assert record["gen_ppl"] > 20 * record["real"]["gen_ppl"] and record["valid"] == 0.0
     assert record["metrics"]["clean_nll"]["value"] is None  # no valid sample, no clean NLL

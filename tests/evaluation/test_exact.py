@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from convergeflow.data.stories import stories_law
+from convergeflow.data.tokenizer import stories_tokenizer
 from convergeflow.evaluation.exact import EPS, exact_scores
 
 
@@ -30,12 +31,13 @@ def test_mean_nll_of_the_data_is_its_entropy() -> None:
 def test_one_wrong_fact_is_seen_by_the_law_and_by_the_facts() -> None:
     law = stories_law()
     story = "Once there was a little girl named Mia. She had a red kite. One day, the {} kite was gone."
-    good, bad = (np.array([law.encode(story.format(colour))]) for colour in ("red", "blue"))
+    good, bad = (np.array([stories_tokenizer().encode(story.format(colour))]) for colour in ("red", "blue"))
     right, wrong = exact_scores(good, law), exact_scores(bad, law)
     assert right.metrics["valid"].value == 1.0 and wrong.metrics["valid"].value == 0.0
     assert wrong.metrics["valid_sentences"].value == 1.0  # each sentence is fine on its own
     assert right.metrics["facts_kept"].value == 1.0 and wrong.metrics["facts_kept"].value < 1.0
-    assert np.isinf(wrong.clean[0]) and wrong.smoothed[0] > right.smoothed[0] + 3
+    assert np.isinf(law.clean_nll(bad)[0])
+    assert (wrong.metrics["smoothed_nll"].value - right.metrics["smoothed_nll"].value) * good.shape[1] > 3
     assert right.metrics["clean_nll"].value * good.shape[1] == pytest.approx(float(law.clean_nll(good)[0]))
 
 
@@ -44,15 +46,13 @@ def test_invalid_samples_leave_the_clean_nll_without_a_number() -> None:
     noise = np.random.default_rng(0).integers(0, len(law.vocabulary), (8, 20))
     scores = exact_scores(noise, law)
     assert scores.metrics["clean_nll"].n == 0 and math.isnan(scores.metrics["clean_nll"].value)
-    described = scores.describe()
-    assert described["clean_nll"]["value"] is None and described["smoothed_nll"]["value"] > 5
+    assert scores.metrics["clean_nll"].describe()["value"] is None and scores.metrics["smoothed_nll"].value > 5
 
 
 def test_wrong_choice_frequencies_show_in_the_slots_alone() -> None:
     law = stories_law()
     blocks = law.sample(np.random.default_rng(4), 1500, 24)
-    texts = [law.decode(block) for block in blocks]
-    chosen = blocks[[" tom " in f" {text.lower()} " for text in texts]]
+    chosen = blocks[(blocks == law.word_id["tom"]).any(1)]
     scores = exact_scores(chosen, law)
     assert len(chosen) > 20 and scores.metrics["valid"].value == 1.0
     share = law.slot_marginals()["boy"][0]

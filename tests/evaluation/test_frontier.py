@@ -14,7 +14,7 @@ import pytest
 from convergeflow.errors import UserError
 from convergeflow.evaluation.frontier import Frontier, FrontierPoint, interpolate, undominated
 from convergeflow.files import write_json
-from convergeflow.results.pages import frontier_page, write_frontier
+from convergeflow.results.pages import frontier_page, page, write_frontier
 from convergeflow.results.record import frontier_of, render
 
 
@@ -56,7 +56,7 @@ def points(*pairs: tuple[float, float], **options: Any) -> list[FrontierPoint]:
 def test_log_perplexity_is_linear_between_the_neighbours() -> None:
     found = interpolate(points((3.0, 2.0), (3.5, 4.0), (3.2, 2.2)), 3.3)
     # between (3.2, 2.2) and (3.5, 4.0): 2.2 + 1.8/3
-    assert found.gen_ppl == pytest.approx(math.exp(2.8)) and found.between == (2, 1)
+    assert found.gen_ppl == pytest.approx(math.exp(2.8)) and found.between == [2, 1]
     assert found.se == pytest.approx(0.0, abs=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_a_nearest_point_within_the_errors_is_at_the_data_s_entropy() -> None:
     curve = points((3.0, 2.0), (3.2, 2.5))  # without spread: the data's own error is all there is
     assert interpolate(curve, 3.24).gen_ppl == pytest.approx(math.exp(2.5)), "within 0.05 nat"
     found = interpolate(curve, 3.3, 0.06)
-    assert found.gen_ppl == pytest.approx(math.exp(2.5)) and found.between == (1, 1)
+    assert found.gen_ppl == pytest.approx(math.exp(2.5)) and found.between == [1, 1]
     assert "its nearest point, 1" in found.says
     assert interpolate(curve, 3.3, 0.04).gen_ppl is None
     assert interpolate(curve, 2.9, 0.06).gen_ppl == pytest.approx(math.exp(2.0))
@@ -148,12 +148,14 @@ def test_frontier_files(frontier: Frontier, tmp_path: Path) -> None:
     assert before == [path.read_bytes() for path in drawn], "the same figure gives the same file"
 
 
-def test_page_stands_alone_and_says_everything(frontier: Frontier) -> None:
+def test_page_stands_alone_and_says_everything(frontier: Frontier, tmp_path: Path) -> None:
     metrics = [("schedule A", 1, {"js_2": {"value": 0.2, "se": 0.01, "real": 0.15, "real_se": 0.01}})]
-    page = frontier_page(frontier, metrics)
-    assert "<svg" in page and "bootstrap" in page and "convergeflow sweep" in page and "js_2" in page
-    for outside in ("<script", "<link", '<img src="http', "url(http"):
-        assert outside not in page
+    write_frontier(frontier, tmp_path, "frontier")
+    shown = page(frontier_page(frontier, metrics, "frontier.svg"), tmp_path)
+    for said in ("data:image/svg+xml;base64,", "bootstrap", "convergeflow sweep", "js_2"):
+        assert said in shown
+    for outside in ("<script", "<link", 'src="http', 'src="frontier', "url(http"):
+        assert outside not in shown
 
 
 def test_records_of_different_things_make_no_frontier() -> None:

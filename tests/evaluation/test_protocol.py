@@ -34,7 +34,7 @@ def test_names_carry_a_version() -> None:
 
 
 def test_every_metric_says_what_it_measures_with_its_unit() -> None:
-    for name in [metric.name for metric in METRICS] + list(EXACT_ABOUT):
+    for name in [*METRICS, *EXACT_ABOUT]:
         assert re.search(r"\((nats|share|Jaccard|0 to)", about(name)), name
 
 

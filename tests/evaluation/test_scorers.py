@@ -138,7 +138,6 @@ def test_documents_are_cut_at_the_end_token() -> None:
     assert split_documents([*b"ab", 256, *b"c"], tokenizer) == ["ab", "c"]
     assert split_documents([*b"ab", 256], tokenizer) == ["ab", ""]
     assert split_documents([256, 256], tokenizer) == ["", "", ""]
-    assert Texts.from_texts(["ab<|endoftext|>c"]).documents == [["ab", "c"]]
 
 
 def test_exact_scorer_is_the_smoothed_law_and_data_scores_its_entropy() -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import stories_tokenizer
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+
+
+def word_shares() -> NDArray[np.float64]:
+    """How often each word occurs in long texts."""
+    law = stories_law()
+    ids = law.sample(np.random.default_rng(3), 200, 2000)
+    return np.bincount(ids.ravel(), minlength=len(law.vocabulary)) / ids.size
 
 
 def word_model(length: int = 16, width: int = 32) -> ConvergeFlowModel:
@@ -21,7 +30,7 @@ def word_model(length: int = 16, width: int = 32) -> ConvergeFlowModel:
         )
     )
     with torch.no_grad():
-        model.network.head.bias.copy_(torch.tensor(law.unigram).clamp_min(1e-9).log())
+        model.network.head.bias.copy_(torch.tensor(word_shares()).log())
     model.tokenizer = stories_tokenizer()
     return model.eval()
 

@@ -34,3 +34,13 @@ def test_a_noise_level_per_position_broadcasts() -> None:
         for i in range(3):
             expected = times[b, i] * DATA[b, i] + (1 - times[b, i]) * NOISE[b, i]
             torch.testing.assert_close(whole[b, i], expected)
+
+
+def test_a_noisy_embedding_has_normalised_distance_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(200, 1, 4096, generator=generator, dtype=torch.float64)
+    at = Linear()(torch.full((200,), 0.7, dtype=torch.float64))
+    distance = (0.3 * noise).norm(dim=-1)
+    torch.testing.assert_close(
+        path.normalised_distance(distance, at, 4096), torch.ones(200, 1, dtype=torch.float64), rtol=0.06, atol=0
+    )

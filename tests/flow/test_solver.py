@@ -96,7 +96,7 @@ def integrate(name: str, num_steps: int, x: Tensor) -> Tensor:
         mu = tanh_prediction(x, now)
         moved = chosen.advance(x, mu, now, then, history=history)
         if chosen.corrector:
-            moved = chosen.correct(x, mu, tanh_prediction(moved, then), now, then)
+            moved = chosen.advance(x, 0.5 * (mu + tanh_prediction(moved, then)), now, then)
         history, x = (mu, now), moved
     return x
 

@@ -8,28 +8,29 @@ import torch
 from torch import Tensor
 
 from convergeflow.flow.schedule import Linear
-from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, SelfConditionedInput, rotate
+from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, SelfConditionedInput, TrunkShape, rotate
 from convergeflow.model.small_scale import open_gates
-from convergeflow.model.views import AfterWords
+from convergeflow.model.views import AfterWords, Reading
 
 
 def trained_like(**changes: object) -> Backbone:
     torch.manual_seed(0)
     options: dict[str, object] = {"width": 16, "depth": 2, "heads": 2, "condition_width": 8, "dropout": 0.0}
-    trunk = Backbone(**{**options, **changes})  # type: ignore[arg-type]
+    trunk = Backbone(TrunkShape(**{**options, **changes}))  # type: ignore[arg-type]
     for parameter in trunk.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return trunk.double().eval()
 
 
 def test_a_fresh_trunk_is_its_final_norm() -> None:
-    trunk = Backbone(width=16, depth=2, heads=2, condition_width=8)
+    trunk = Backbone(TrunkShape(width=16, depth=2, heads=2, condition_width=8))
     x = torch.randn(2, 5, 16)
     torch.testing.assert_close(trunk(x, torch.tensor([1.0, 4.0])), torch.nn.functional.layer_norm(x, (16,)))
 
 
 def test_opened_gates_are_not_the_identity() -> None:
-    trunk = Backbone(width=16, depth=2, heads=2, condition_width=8, gate_init=0.5).eval()
+    trunk = Backbone(TrunkShape(width=16, depth=2, heads=2, condition_width=8)).eval()
+    open_gates(trunk, 0.5)
     x = torch.randn(2, 5, 16)
     assert not torch.allclose(trunk(x, torch.tensor([1.0, 4.0])), torch.nn.functional.layer_norm(x, (16,)))
 
@@ -71,13 +72,13 @@ def test_one_level_per_position_equals_one_per_sequence_when_they_agree() -> Non
     torch.testing.assert_close(trunk(x, gamma), trunk(x, gamma[:, None].expand(3, 5)))
 
 
-def test_attention_is_over_the_whole_sequence_unless_causal() -> None:
+def test_attention_is_over_the_whole_sequence_unless_words_are_read() -> None:
     x, gamma = torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
     changed = x.clone()
     changed[0, -1, 0] += 1.0
-    full, causal = trained_like(), trained_like(causal=True)
+    full = trained_like()
     assert not torch.allclose(full(x, gamma)[0, 0], full(changed, gamma)[0, 0])
-    torch.testing.assert_close(causal(x, gamma)[0, :-1], causal(changed, gamma)[0, :-1])
+    torch.testing.assert_close(full(x, gamma, Reading())[0, :-1], full(changed, gamma, Reading())[0, :-1])
 
 
 def test_recomputation_changes_no_gradient() -> None:
@@ -105,7 +106,7 @@ def test_no_condition_is_a_zero_condition() -> None:
 def test_a_paired_pass_shows_each_noisy_position_itself_and_the_clean_words_before_it() -> None:
     torch.manual_seed(0)
     length, width = 5, 16
-    backbone = Backbone(width=width, depth=2, heads=2, condition_width=8).eval().double()
+    backbone = Backbone(TrunkShape(width=width, depth=2, heads=2, condition_width=8)).eval().double()
     open_gates(backbone, 1.0)
     clean, noisy = torch.randn(1, length, width).double(), torch.randn(1, length, width).double()
     pair = torch.cat([clean, noisy], 1).requires_grad_()
@@ -117,6 +118,6 @@ def test_a_paired_pass_shows_each_noisy_position_itself_and_the_clean_words_befo
         assert touched == [*range(position), length + position]
         # The clean half is an ordinary causal pass: the noisy position in place of the last clean one sees the same.
         alone = torch.cat([clean[:, :position], noisy[:, position : position + 1]], 1)
-        causal = Backbone(width=width, depth=2, heads=2, condition_width=8, causal=True).eval().double()
-        causal.load_state_dict(backbone.state_dict())
-        torch.testing.assert_close(causal(alone, torch.zeros(1).double())[:, -1], out[:, length + position])
+        torch.testing.assert_close(
+            backbone(alone, torch.zeros(1).double(), Reading())[:, -1], out[:, length + position]
+        )

@@ -15,9 +15,10 @@ from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.model.small_scale import Extras, SmallScaleNetwork
 from convergeflow.objective.corruption import PerPosition, Whole, block_starts
 from convergeflow.objective.learned_schedule import LearnedGumbel
-from convergeflow.objective.losses import Objective, fixed_noise_report, flow_loss
+from convergeflow.objective.losses import Objective, flow_loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.systems.likelihood import fixed_noise_report
 
 PRIOR = torch.tensor([0.6, 0.3, 0.1])
 

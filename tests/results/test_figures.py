@@ -33,8 +33,7 @@ def test_panels_are_as_many_as_asked_and_saved_twice(tmp_path: Path) -> None:
         assert len(axes) == 4 and sum(panel.get_visible() for panel in figure.axes) == 4
         figures.trade_off(axes[0], [(3.0, 20.0), (3.2, 30.0)], label="a", colour="k", errors=[(0.1, None), (0.1, 2.0)])
         figures.trade_off(axes[1], [(3.0, 20.0)], label="b", colour="k")
-        axes[0].set_yscale("log")
-        figures.plain_logarithm(axes[0])
+        figures.logarithmic(axes[0])
         figures.count_axis(axes[2], [8, 16])
     saved = figures.save(figure, tmp_path / "new", "name")
     assert [path.name for path in saved] == ["name.png", "name.svg"] and all(path.is_file() for path in saved)
@@ -48,5 +47,12 @@ def test_tables_escape_what_they_show() -> None:
         "| yes |",
         "| 0.1235 |",
     ]
-    shown = pages.table(["<a>"], [["<b>", 3]])
-    assert "&lt;a&gt;" in shown and "&lt;b&gt;" in shown and '<td class="n">3</td>' in shown
+    assert pages.markdown_table(["a"], [[None], [3], [0.5]])[1] == "|---:|"
+
+
+def test_a_page_shows_html_as_text_and_holds_its_pictures(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"picture")
+    text = ["# A <b>", "", "<script>x</script>", "", "![a](a.png)", "", *pages.markdown_table(["<a>"], [["x|<b>"]])]
+    shown = pages.page("\n".join(text), tmp_path)
+    assert "<title>A &lt;b&gt;</title>" in shown and "<script" not in shown and "<b>" not in shown
+    assert "<td>x|&lt;b&gt;</td>" in shown and 'src="data:image/png;base64,cGljdHVyZQ=="' in shown

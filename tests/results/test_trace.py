@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pytest
 import torch
 
 from convergeflow.cli.live import LiveText, both
 from convergeflow.flow.guidance import Controls
 from convergeflow.flow.schedule import Linear
 from convergeflow.randomness import RowDraws
-from convergeflow.results.trace import Trace
+from convergeflow.results.trace import Trace, percentile_band
 from convergeflow.sampling.cohort import Step
 from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Freeze, Settings
@@ -62,3 +63,8 @@ def test_live_text_shows_every_token_and_its_step() -> None:
     assert token is not None
     assert all(Words().tokens()[ident] in text for ident in token[:2].flatten().tolist())
     assert "step 8/8" in text
+
+
+def test_a_band_goes_from_the_1st_to_the_99th_percentile() -> None:
+    band = percentile_band(torch.arange(101.0))
+    assert (band.low, band.middle, band.high) == pytest.approx((1.0, 50.0, 99.0))

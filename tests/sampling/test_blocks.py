@@ -36,12 +36,19 @@ class ExactChain(ExactPredictor):
 
     def after(self, words: Tensor) -> ExactChain:
         behind = copy(self)
-        behind.law = NEXT[words[:, -1]] if words.shape[1] else START.expand(len(words), 3)
+        behind.law = NEXT[words[:, -1]]
         return behind
+
+    def rows(self, index: Tensor) -> ExactChain:
+        some = copy(self)
+        some.law = self.law[index]
+        return some
 
     def __call__(self, x: Tensor, at: Any, condition: Tensor | None) -> LogF:
         # The head's bias is shared by all rows; a row's own prior enters through one-hot features instead.
-        return KernelLogF(self.law.log()[:, None], torch.eye(3, dtype=torch.float64), None, self.table)
+        return KernelLogF(
+            self.law.log().expand(len(x), 3)[:, None], torch.eye(3, dtype=torch.float64), None, self.table
+        )
 
 
 @pytest.mark.parametrize(("solver", "steps"), [("euler", 60), ("kernel", 1)])
@@ -55,6 +62,21 @@ def test_an_exact_chain_is_sampled_with_its_own_law(solver: str, steps: int) -> 
     pairs = torch.stack([tokens[:, :-1].flatten(), tokens[:, 1:].flatten()])
     counts = torch.zeros(3, 3, dtype=torch.float64).index_put_(tuple(pairs), torch.tensor(1.0).double(), True)
     assert torch.allclose(counts / counts.sum(1, keepdim=True), NEXT, atol=0.03)
+
+
+def test_rows_that_finish_a_block_early_wait_for_the_others() -> None:
+    """An observer sees one grid point of one block at a time, and the words before it."""
+    seen: list[Any] = []
+    predictor = ExactChain(START, 16, Linear())
+    settings = Settings(nfe=4 * 40 + 3, self_condition="none", freeze=Freeze(weight=0.99, patience=1))
+    noise = RowDraws(range(12)).normal(4, 16, dtype=torch.float64)
+    end = integrate(predictor, settings, noise, pieces=pieces(settings, 4, 1), window=4, observe=seen.append)
+    assert len(set(end.calls.tolist())) > 3, "some rows were to finish early"
+    places = [(step.block, step.index) for step in seen]
+    assert places == sorted(set(places)) and {block for block, _ in places} == {0, 1, 2, 3}
+    for step in seen:
+        words = end.decoded.by("weight")[step.rows, : step.block]
+        assert step.before is None if step.block == 0 else torch.equal(step.before, words)
 
 
 def block_model(seed: int = 0, **changes: Any) -> ConvergeFlowModel:

@@ -437,11 +437,10 @@ def test_the_kernel_solver_ends_where_every_token_is_decided() -> None:
     predictor = ExactPredictor(prior, 64, gumbel_for_width(64))
     noise = RowDraws([3]).normal(500, 64, dtype=torch.float64)
     settings = Settings(nfe=4, controls=Controls(scg=0.0), solver="kernel")
-    outcome = integrate(predictor, settings, noise, want_logits=True)
+    outcome = integrate(predictor, settings, noise)
     assert outcome.final.top_weight is not None and float(outcome.final.top_weight.quantile(0.01)) > 0.999
     assert min(outcome.decoded.agreements().values()) > 0.995
-    assert outcome.logits is not None
-    assert torch.equal(outcome.logits.argmax(-1), outcome.decoded.by("weight"))
+    assert torch.equal(outcome.logits().argmax(-1), outcome.decoded.by("weight"))
     assert predictor.calls == 4 and int(outcome.calls.max()) == 4
 
 

@@ -93,7 +93,7 @@ def test_training_time_adds_up_over_a_resume(tmp_path: Path) -> None:
 
 
 def row(system: str, nfe: int, gen_ppl: float | None) -> dict[str, Any]:
-    return {"system": system, "nfe": nfe, "at_data_entropy": {"gen_ppl": gen_ppl}}
+    return {"system": system, "nfe": nfe, "at_data_entropy": {"gen_ppl": gen_ppl, "se": 0.1}}
 
 
 def test_verdict_is_the_ratio_to_the_best_other_and_to_ar() -> None:

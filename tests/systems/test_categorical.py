@@ -8,7 +8,7 @@ from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.categorical import draw, nucleus, tempered
+from convergeflow.systems.categorical import draw, tempered
 
 
 def test_tail_frequencies_of_a_zipf_law_are_right() -> None:
@@ -63,8 +63,8 @@ def test_temperature_has_defined_ends() -> None:
 
 def test_nucleus_keeps_the_smallest_sufficient_set() -> None:
     log_p = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    assert torch.allclose(nucleus(log_p, 0.8).exp(), torch.tensor([0.625, 0.375, 0.0, 0.0]))
-    assert torch.allclose(nucleus(log_p, 0.81).exp(), torch.tensor([0.5, 0.3, 0.15, 0.0]) / 0.95)
-    assert nucleus(log_p, 0.01).exp().tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert torch.allclose(tempered(log_p, 1.0, 0.8).exp(), torch.tensor([0.625, 0.375, 0.0, 0.0]))
+    assert torch.allclose(tempered(log_p, 1.0, 0.81).exp(), torch.tensor([0.5, 0.3, 0.15, 0.0]) / 0.95)
+    assert tempered(log_p, 1.0, 0.01).exp().tolist() == [1.0, 0.0, 0.0, 0.0]
     with pytest.raises(UserError, match="nucleus"):
-        nucleus(log_p, 0.0)
+        tempered(log_p, 1.0, 0.0)

@@ -9,8 +9,8 @@ from ten_sentences import TOKENS, fresh, stage
 from torch import Tensor
 
 from convergeflow.randomness import RowDraws
+from convergeflow.systems.discrete import FLOOR, kept_share
 from convergeflow.systems.duo import CURRICULUM_SHARES, DuoConfig, DuoModel, elbo, reverse_law
-from convergeflow.systems.mdlm import FLOOR, kept_share
 
 PI = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 H = float(-(PI * PI.log()).sum())

@@ -15,7 +15,7 @@ from convergeflow.flow.solver import step_data
 from convergeflow.objective.learned_schedule import LearnedGumbel
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.settings import Settings
-from convergeflow.sampling.wrappers import tempered
+from convergeflow.sampling.wrappers import Tempered
 
 
 def test_step_formula() -> None:
@@ -111,10 +111,10 @@ def test_temperature_acts_on_all_logits() -> None:
         some = plain[positions].tempered(0.5, 1.0).weigh(x[positions], levels)
         assert torch.allclose(some.mu, sharper.mu[positions], atol=1e-5)
         assert torch.allclose(sharper.top_weight, squared.max(-1).values, atol=1e-4)
-        assert torch.allclose(tempered(model.bind(), 0.5, 1.0)(x, at, None).logits(x, at), 2 * logits, atol=1e-4)
+        assert torch.allclose(Tempered(0.5).reading(model.bind()(x, at, None)).logits(x, at), 2 * logits, atol=1e-4)
         # Of log f alone: what is left of the logits is the kernel.
         kernel = float(at.kernel[0]) * x @ table.T
-        base_alone = tempered(model.bind(), 1.0, 0.5)(x, at, None).logits(x, at)
+        base_alone = Tempered(1.0, 0.5).reading(model.bind()(x, at, None)).logits(x, at)
         assert torch.allclose(base_alone, 2 * (logits - kernel) + kernel, atol=1e-4)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match="positive"):

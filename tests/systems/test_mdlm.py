@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.wrappers import Clamp
-from convergeflow.systems.mdlm import FLOOR, MdlmModel, kept_share, training_tau
+from convergeflow.systems.discrete import FLOOR, kept_share, training_tau
+from convergeflow.systems.mdlm import MdlmModel
 from convergeflow.systems.rival import RivalConfig
 
 PI = torch.tensor([0.5, 0.3, 0.2])

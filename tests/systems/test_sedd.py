@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
-from convergeflow.systems.mdlm import kept_share
+from convergeflow.systems.discrete import kept_share
 from convergeflow.systems.rival import RivalConfig
 from convergeflow.systems.sedd import SeddAbsorbModel, SeddUniformConfig, SeddUniformModel, absorb_loss, uniform_loss
 
@@ -111,10 +111,11 @@ def test_analytic_steps_with_exact_scores_are_exact() -> None:
     kept_t, kept_s = kept_share(t), kept_share(s)
     full_t = torch.cat([kept_t * PI, (1 - kept_t)[None]])
     full_s = torch.cat([kept_s * PI, (1 - kept_s)[None]])
-    scores = (kept_t * PI / (1 - kept_t)).log().expand(4, 3)  # p(y)/p(mask); carried over where x is no mask
-    step = model.leap(scores, torch.arange(4), model.sigma(t) - model.sigma(s))
+    scores, mask = (kept_t * PI / (1 - kept_t)).log()[None], torch.tensor([model.mask])  # p(y)/p(mask)
+    carried_over = torch.eye(4, dtype=torch.float64)[:3]
+    step = torch.cat([carried_over, model.leap(scores, mask, model.sigma(t) - model.sigma(s))])
     assert torch.allclose(full_t @ step, full_s, atol=1e-14)
-    step = model.leap(scores, torch.arange(4), model.sigma(t))
+    step = torch.cat([carried_over, model.leap(scores, mask, model.sigma(t))])
     assert torch.allclose(full_t @ step, torch.cat([PI, torch.zeros(1).double()]), atol=1e-14)
 
 
@@ -134,7 +135,7 @@ def test_scores_of_staying_are_one_and_unmasked_positions_teach_nothing() -> Non
 def test_cooling_keeps_how_often_a_mask_is_left() -> None:
     model = absorb(4)
     log_score = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    cooled = model.cooled(log_score, torch.full((3,), 4), 0.5)
+    cooled = model.cooled(log_score, 0.5)
     assert torch.allclose(cooled.exp().sum(-1), log_score.exp().sum(-1))
     assert bool((cooled.softmax(-1).max(-1).values > log_score.softmax(-1).max(-1).values).all())
     with pytest.raises(UserError, match="temperature"):

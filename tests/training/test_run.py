@@ -95,7 +95,7 @@ def test_a_preset_named_on_resume_must_be_the_runs_own(tmp_path: Path) -> None:
     checkpoint.write_json(tmp_path / "run.json", resolve("test", ["batch=8"]).to_dict())
     same = resolve("test", ["batch=8", "stages.1.steps=99"])
     assert saved_config(tmp_path, wanted=same) == same
-    with pytest.raises(UserError, match=r"batch cannot change on resume.*name no preset"):
+    with pytest.raises(UserError, match=r"batch cannot change on resume.*name no recipe"):
         saved_config(tmp_path, wanted=resolve("test"))
     with pytest.raises(UserError, match="cannot change on resume"):
         saved_config(tmp_path, wanted=resolve("sotu"))

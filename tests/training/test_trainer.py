@@ -181,7 +181,7 @@ def test_non_finite_loss_stops_before_the_update_and_names_step_and_batch(tmp_pa
     with pytest.raises(ConvergeFlowError) as caught:
         run_toy(tmp_path, toy_config(), prepare=poison)
     message = str(caught.value)
-    assert "loss is nan at step 6" in message and "training blocks" in message and "\n" not in message
+    assert "loss is nan at step 6" in message and "training sequences" in message and "\n" not in message
     assert all(torch.isfinite(parameter).all() for parameter in trainers[0].model.parameters())
     assert checkpoint.newest_whole(tmp_path, pytest.fail) is not None
 

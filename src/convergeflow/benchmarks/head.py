@@ -95,17 +95,18 @@ class Case:
 
 
 @torch.no_grad()
-def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]:
+def run(shape: Shape, repeats: int = 5) -> dict[str, Any]:
     """Times, memory and accuracy of one shape."""
     case = Case(shape)
     cases = case.named()
-    if not backward:
-        cases = {name: call for name, call in cases.items() if not name.startswith("train")}
     time, processor = measure.alternate({**cases, measure.GEMM: measure.gemm_case()}, repeats)
     extra = {name: measure.in_fresh_process("head", shape=vars(shape), contestant=name)["extra_mb"] for name in cases}
     peak, processor_peak = measure.gemm_rate(time[measure.GEMM]), measure.gemm_rate(processor[measure.GEMM])
     flops = measure.head_flops(shape.rows, shape.width, shape.vocabulary)
-    record: dict[str, Any] = {
+    # Beyond the gradient of the weights, which both must return.
+    beyond = {name: extra[name] - case.weight.numel() * 4 / 2**20 for name in ("train_fused", "train_plain")}
+    gradients = zip(case.learn(case.fused), case.learn(case.plain_float32), strict=True)
+    return {
         "shape": vars(shape),
         "speedup_vs_plain_float64": time["plain_float64"] / time["fused"],
         "speedup_vs_plain_float32": time["plain_float32"] / time["fused"],
@@ -120,30 +121,22 @@ def run(shape: Shape, repeats: int = 5, backward: bool = True) -> dict[str, Any]
         "gemm_gflops": peak / 1e9,
         "value_error": case.error(case.fused()),
         "plain_value_error": case.error(case.plain_float64()),
+        "train_speedup_vs_plain": time["train_plain"] / time["train_fused"],
+        "train_extra_mb": beyond["train_fused"],
+        "plain_train_extra_mb": beyond["train_plain"],
+        "train_gemm_peak_fraction": measure.fraction_of_peak(training_flops(shape), time, "train_fused"),
+        "gradient_error": max(_relative(*pair) for pair in gradients),
+        "seconds": time,
+        "processor_seconds": processor,
+        "repeats": repeats,
+        "machine": measure.machine(),
     }
-    if backward:
-        # Beyond the gradient of the weights, which both must return.
-        gradient_mb = case.weight.numel() * 4 / 2**20
-        beyond = {name: extra[name] - gradient_mb for name in ("train_fused", "train_plain")}
-        done = case.learn(case.fused)
-        errors = [_relative(*pair) for pair in zip(done, case.learn(case.plain_float32), strict=True)]
-        record |= {
-            "train_speedup_vs_plain": time["train_plain"] / time["train_fused"],
-            "train_extra_mb": beyond["train_fused"],
-            "plain_train_extra_mb": beyond["train_plain"],
-            "train_gemm_peak_fraction": measure.fraction_of_peak(_training_flops(shape), time, "train_fused"),
-            "gradient_error": max(errors),
-        }
-    record |= {"seconds": time, "processor_seconds": processor, "repeats": repeats, "machine": measure.machine()}
-    return record
 
 
-def _training_flops(shape: Shape) -> float:
+def training_flops(shape: Shape) -> float:
     """Forward 3, backward 3, and 2 more for every tile that is made again instead of kept."""
-    cells = shape.rows * shape.vocabulary
-    kept = min(1.0, fused.kept_bytes(shape.rows, shape.vocabulary) / (4 * cells))
-    products = 6 + 2 * (1 - kept)
-    return measure.head_flops(shape.rows, shape.width, shape.vocabulary, products=1) * products
+    kept = min(1.0, fused.kept_bytes(shape.rows, shape.vocabulary) / (4 * shape.rows * shape.vocabulary))
+    return (6 + 2 * (1 - kept)) * measure.head_flops(shape.rows, shape.width, shape.vocabulary, products=1)
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from convergeflow.errors import ConvergeFlowError
@@ -115,8 +116,8 @@ def peak_of_process() -> float:
 
 
 def resident() -> float:
-    """Resident memory now, MB (the peak so far where the system does not tell)."""
-    return _status("VmRSS") if Path("/proc/self/status").exists() else _highest()
+    """Resident memory now, MB."""
+    return float(psutil.Process().memory_info().rss / 2**20)
 
 
 class PeakMemory:
@@ -127,7 +128,7 @@ class PeakMemory:
 
     def __enter__(self) -> PeakMemory:
         self.resettable = _reset_peak()
-        self.before = _status("VmRSS") if self.resettable else _highest()
+        self.before = resident() if self.resettable else _highest()
         return self
 
     def __exit__(self, *failure: object) -> None:

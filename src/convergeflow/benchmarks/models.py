@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -23,9 +22,6 @@ class Size:
     sample_batch: int
     train_batch: int
     self_condition: float
-
-    def changed(self, **changes: Any) -> Size:
-        return replace(self, **changes)
 
 
 SIZES = {

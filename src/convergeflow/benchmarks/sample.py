@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +29,10 @@ GUIDANCE = 2.0
 """A moderate strength: extrapolation multiplies rounding differences, and tokens are to be compared."""
 
 
-def settings_for(points: int, freeze: bool = False) -> Settings:
+def settings_for(points: int) -> Settings:
     """The measured setting on the last `points` times of the grid."""
     controls = Controls.configuration("A", refine=CALLS_PER_POINT - 1, scg=GUIDANCE)
-    return Settings(
-        nfe=CALLS_PER_POINT * points, controls=controls, grid=GRID[-points:], freeze=Freeze() if freeze else None
-    )
+    return Settings(nfe=CALLS_PER_POINT * points, controls=controls, grid=GRID[-points:])
 
 
 class Contest:
@@ -65,22 +64,19 @@ class Contest:
 
 
 @torch.no_grad()
-def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> dict[str, Any]:
+def run(size: Size, repeats: int = 3, points: int = 2) -> dict[str, Any]:
     """Times, memory and agreement of one size."""
     contest = Contest(size, points)
-    cases: dict[str, Callable[[], Any]] = dict(contest.named())
-    if freeze:
-        cases["frozen"] = lambda: contest.ours(shared=True, freeze=True)
+    cases: dict[str, Callable[[], Tensor]] = {
+        **contest.named(),
+        "frozen": lambda: contest.ours(shared=True, freeze=True),
+    }
     tokens: dict[str, Tensor] = {}
 
-    def remembering(name: str) -> Callable[[], None]:
-        def call() -> None:
-            tokens[name] = cases[name]()
+    def run_case(name: str) -> None:
+        tokens[name] = cases[name]()
 
-        return call
-
-    timed = {name: remembering(name) for name in cases}
-    contestants = {**timed, measure.GEMM: measure.gemm_case()}
+    contestants = {name: partial(run_case, name) for name in cases} | {measure.GEMM: measure.gemm_case()}
     time, processor = measure.alternate(contestants, repeats, warm_up=int(repeats > 1))
     rss = {
         name: measure.in_fresh_process("sample", size=vars(size), points=points, contestant=name)["peak_rss_mb"]
@@ -94,7 +90,7 @@ def run(size: Size, repeats: int = 3, points: int = 2, freeze: bool = True) -> d
         "calls": calls,
         "speedup_vs_plain": time["plain"] / time["shared"],
         "speedup_tiled_only": time["plain"] / time["tiled"],
-        "speedup_with_freezing": time["plain"] / time["frozen"] if freeze else None,
+        "speedup_with_freezing": time["plain"] / time["frozen"],
         "peak_rss_mb": rss["shared"],
         "tiled_peak_rss_mb": rss["tiled"],
         "plain_peak_rss_mb": rss["plain"],

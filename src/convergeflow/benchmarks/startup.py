@@ -1,4 +1,4 @@
-"""How soon commands answer: the processor time of whole processes beside that of importing torch, in turns."""
+"""How soon commands answer: the processor time of whole processes in turns with an import of torch."""
 
 from __future__ import annotations
 

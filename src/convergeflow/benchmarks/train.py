@@ -6,21 +6,23 @@ Both start from the same weights and see the same tokens, times, noise and dropo
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from convergeflow.benchmarks import measure, plain
+from convergeflow.benchmarks.head import Shape, training_flops
 from convergeflow.benchmarks.models import Size, build, plain_twin
 from convergeflow.flow.grid import training_times
-from convergeflow.model import fused
 from convergeflow.randomness import RowDraws
 from convergeflow.training.config import EmaConfig, OptimizerConfig, StageConfig
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.optimizer import StageOptimizer
 
 RATE = 1e-5
+MEMORY = ("peak_rss_mb", "beyond_state_mb")
 DECAY = 0.9999
 
 
@@ -110,19 +112,14 @@ class Plain:
 
 def run(size: Size, repeats: int = 3) -> dict[str, Any]:
     """Times, memory and agreement of one size."""
-    found = {
-        name: measure.in_fresh_process("train", size=vars(size), contestant=name)
-        for name in ("plain", "ours", "recompute")
-    }
-    ours, rival, frugal = Ours(size), Plain(size), Ours(size, recompute=True)
-    losses: dict[str, list[float]] = {"ours": [], "plain": [], "recompute": []}
-    cases = {
-        "plain": lambda: losses["plain"].append(rival.step()),
-        "ours": lambda: losses["ours"].append(ours.step()),
-        "recompute": lambda: losses["recompute"].append(frugal.step()),
-    }
+    names = (("ours", ""), ("plain", "plain_"), ("recompute", "recompute_"))
+    found = {name: measure.in_fresh_process("train", size=vars(size), contestant=name) for name, _ in names}
+    memory_of = {f"{before}{what}": found[name][what] for what in MEMORY for name, before in names}
+    ours, rival = Ours(size), Plain(size)
+    runners: dict[str, Ours | Plain] = {"plain": rival, "ours": ours, "recompute": Ours(size, recompute=True)}
+    losses: dict[str, list[float]] = {name: [] for name in runners}
+    cases = {name: partial(lambda name: losses[name].append(runners[name].step()), name) for name in runners}
     time, processor = measure.alternate({**cases, measure.GEMM: measure.gemm_case()}, repeats)
-    equal = _tokens_equal(ours, rival)
     difference = max(
         abs(a - b) / abs(b)
         for name in ("ours", "recompute")
@@ -133,16 +130,11 @@ def run(size: Size, repeats: int = 3) -> dict[str, Any]:
         "speedup_vs_plain": time["plain"] / time["ours"],
         # Activations computed again (`recompute: true`): the memory target, at a price in time.
         "recompute_speedup_vs_plain": time["plain"] / time["recompute"],
-        "peak_rss_mb": found["ours"]["peak_rss_mb"],
-        "plain_peak_rss_mb": found["plain"]["peak_rss_mb"],
-        "recompute_peak_rss_mb": found["recompute"]["peak_rss_mb"],
-        "beyond_state_mb": found["ours"]["beyond_state_mb"],
-        "plain_beyond_state_mb": found["plain"]["beyond_state_mb"],
-        "recompute_beyond_state_mb": found["recompute"]["beyond_state_mb"],
+        **memory_of,
         "gemm_peak_fraction": measure.fraction_of_peak(_flops(size), time, "ours"),
         "processor_gemm_peak_fraction": measure.fraction_of_peak(_flops(size), processor, "ours"),
         "gemm_gflops": measure.gemm_rate(time[measure.GEMM]) / 1e9,
-        "tokens_equal": equal,
+        "tokens_equal": _tokens_equal(ours, rival),
         "loss_difference": difference,
         "seconds_per_step": {name: time[name] for name in cases},
         "processor_seconds_per_step": {name: processor[name] for name in cases},
@@ -171,10 +163,8 @@ def _flops(size: Size) -> float:
     """Forward, twice that backward, the head's own count, and the self-conditioning pass on its share of rows."""
     rows = size.train_batch * size.length
     trunk = measure.trunk_flops(rows, size.length, size.width, size.depth)
-    one = measure.head_flops(rows, size.width, size.vocabulary, 1)
-    kept = min(1.0, fused.kept_bytes(rows, size.vocabulary) / (4 * rows * size.vocabulary))
-    first_pass = size.self_condition * (trunk + 3 * one)
-    return 3 * trunk + (6 + 2 * (1 - kept)) * one + first_pass
+    first_pass = size.self_condition * (trunk + measure.head_flops(rows, size.width, size.vocabulary))
+    return 3 * trunk + training_flops(Shape(rows, size.width, size.vocabulary)) + first_pass
 
 
 def memory(size: dict[str, Any], contestant: str) -> dict[str, float]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import typer
 
 from convergeflow.cli.console import note, print_json, print_table
+from convergeflow.cli.options import Json
 from convergeflow.errors import UserError
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +51,9 @@ def _measure(
     contest = importlib.import_module(f"convergeflow.benchmarks.{what}")
     sizes = contest.SHAPES if what == "head" else SIZES
     record = contest.run(sizes[size], repeats or ROUNDS[what][size])
-    _deliver(what, size, record, getattr(axes, f"{what}_points") if scaling else None, out, as_json)
+    if scaling:
+        record["scaling"] = axes.points(what)
+    _deliver(what, size, record, out, as_json)
 
 
 def _contest(what: str, explanation: str) -> None:
@@ -65,7 +67,7 @@ def _contest(what: str, explanation: str) -> None:
             False, "--scaling", help="Also along length, vocabulary, batch and threads (small size)."
         ),
         out: Path | None = typer.Option(None, help="Folder for a record: WHAT-SIZE.json and .png."),
-        as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+        as_json: Json = False,
     ) -> None:
         _measure(what, size, repeats, threads, scaling, out, as_json)
 
@@ -80,8 +82,7 @@ _contest("train", "Time a training step: loss, gradients, AdamW and the average 
 
 @app.command()
 def startup(
-    repeats: int = typer.Option(5, min=1, help="Counted rounds; the median is reported."),
-    as_json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+    repeats: int = typer.Option(5, min=1, help="Counted rounds; the median is reported."), as_json: Json = False
 ) -> None:
     """Compare the processor time of `list` and of `generate --num 1` with an import of torch.
 
@@ -90,7 +91,7 @@ def startup(
     """
     from convergeflow.benchmarks import startup as contest
 
-    _deliver("startup", "seconds", contest.run(repeats), None, None, as_json)
+    _deliver("startup", "seconds", contest.run(repeats), None, as_json)
 
 
 def _prepare(threads: int | None) -> None:
@@ -102,17 +103,8 @@ def _prepare(threads: int | None) -> None:
     torch.set_num_threads(threads or cores)
 
 
-def _deliver(
-    what: str,
-    size: str,
-    record: dict[str, Any],
-    scaling: Callable[[], list[dict[str, Any]]] | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def _deliver(what: str, size: str, record: dict[str, Any], out: Path | None, as_json: bool) -> None:
     record = {"what": what, "name": size, **record}
-    if scaling is not None:
-        record["scaling"] = scaling()
     if out is not None:
         from convergeflow.benchmarks.picture import draw
 
@@ -124,8 +116,7 @@ def _deliver(
     if as_json:
         print_json(record)
         return
-    rows = [(name, value) for name, value in _flat(record).items() if not isinstance(value, list)]
-    print_table(["what", size], [(name, _shown(value)) for name, value in rows])
+    print_table(["what", size], [pair for pair in _flat(record).items() if not isinstance(pair[1], list)])
     for point in record.get("scaling", []):
         shown = "  ".join(f"{name} {value:.4g} s" for name, value in point["seconds"].items())
         print(f"{point['axis']} = {point['value']}: {shown}")
@@ -139,7 +130,3 @@ def _flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:
         else:
             found[before + name] = value
     return found
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convergeflow.cli.console import note
-from convergeflow.cli.evaluate import command_line
+from convergeflow.cli.console import command_line, note
 from convergeflow.errors import UserError
 
 
@@ -18,14 +17,14 @@ def blind(
         typer.Argument(metavar="FILE", help="Sample files of `generate --out`, one per system; LABEL=FILE names it."),
     ],
     real: Annotated[
-        str | None, typer.Option(help="Add held-out text of this training preset's corpus, as in stories or sotu.")
+        str | None, typer.Option(help="Add held-out text of this recipe's corpus, for example stories or sotu.")
     ] = None,
     num: Annotated[int, typer.Option("--num", "-n", min=1, help="Texts per source: the first of each file.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "A blind look",
     out: Annotated[Path, typer.Option(help="Folder for blind.md and key.md.")] = Path("out/blind"),
 ) -> None:
-    """Mix the texts of several systems for a reader who shall not know whose they are.
+    """Mix the texts of several systems for a reader who must not know which system wrote which.
 
     Writes blind.md, the numbered texts, and key.md, which says where each comes from. Nothing is selected: the first
     texts of every file are taken, in an order that depends on --seed alone.

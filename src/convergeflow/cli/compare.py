@@ -7,39 +7,39 @@ from typing import Annotated
 
 import typer
 
-from convergeflow.cli.console import note, print_json, print_table, progress
-from convergeflow.cli.evaluate import command_line
+from convergeflow.cli import options
+from convergeflow.cli.console import command_line, note, print_json, print_table, progress
 from convergeflow.errors import UserError
 
 
 def compare(
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the preset, for all systems, as in batch=32."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, for all systems, as in batch=32."),
     ] = None,
     corpus: Annotated[
-        str, typer.Option(help="The preset whose corpus, size and budget all share: stories, sotu or a YAML file.")
+        str, typer.Option(help="The recipe whose corpus, size and budget all share: stories, sotu or a YAML file.")
     ] = "stories",
     systems: Annotated[
         str, typer.Option(help="all, or names separated by commas; see `convergeflow list methods`.")
     ] = "all",
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Training steps per system, in the preset's proportions. [default: the preset's]"),
+        typer.Option(min=1, help="Training steps per system, in the recipe's proportions. [default: the recipe's]"),
     ] = None,
     nfe: Annotated[str, typer.Option(help="Network calls per sample, separated by commas.")] = "16,64",
-    num: Annotated[int, typer.Option("--num", "-n", min=2, help="Samples per point.")] = 128,
+    num: options.PerPoint = 128,
     bound: Annotated[int, typer.Option(min=0, help="Draws per text of the likelihood bound; 0 leaves it out.")] = 8,
-    scorer: Annotated[str, typer.Option(help="exact, smollm2 or a causal LM. [default: what suits the corpus]")] = "",
-    protocol: Annotated[str, typer.Option(help="How Gen. PPL is measured.")] = "ours-1",
+    scorer: options.Scorer = "",
+    protocol: options.OneProtocol = "ours-1",
     out: Annotated[
         Path | None, typer.Option(help="Folder; what is finished in it is kept. [default: out/compare-CORPUS]")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, or the name of a device.")] = "auto",
+    device: options.Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
-    """Compare all systems: equal size, tokens and batch, the same scorer, a frontier for each.
+    """Compare all systems at equal size, tokens and batch, with one scorer, and draw a frontier for each.
 
     Trains what is missing, samples every system along its own temperature or guidance at each NFE, and writes records,
     a figure per NFE, table.json and table.md. The time is estimated first; a stopped comparison goes on, and a system

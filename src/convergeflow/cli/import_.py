@@ -7,13 +7,13 @@ Example:
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from convergeflow.cli.console import note, print_json
+from convergeflow.cli.options import Json
 from convergeflow.errors import UserError
 from convergeflow.files import replacing_folder
 
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
-
-
-class Weights(StrEnum):
-    """Which of the two sets of weights in a published file to take."""
-
-    ema = "ema"
-    raw = "raw"
 
 
 Out = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist yet.")]
@@ -38,7 +31,6 @@ TokenizerName = Annotated[
         help="`gpt2`, a folder with a tokenizer.json, or `none`; by default the one beside the weights, if any.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what was imported as JSON.")]
 
 
 @app.command()
@@ -47,7 +39,7 @@ def langflow(
     out: Out,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
     tokenizer: TokenizerName = None,
-    as_json: AsJson = False,
+    json: Json = False,
 ) -> None:
     """Import a LangFlow checkpoint: config.json and model.safetensors.
 
@@ -62,8 +54,7 @@ def langflow(
     model = load_langflow(source, revision=revision)
     beside = Path(source).expanduser()
     _give_tokenizer(model, str(beside) if tokenizer is None and (beside / "tokenizer.json").is_file() else tokenizer)
-    _write(model, out, f"LangFlow checkpoint {source}")
-    _report(model, source, out, as_json)
+    _write(model, out, source, f"LangFlow checkpoint {source}", json)
 
 
 @app.command()
@@ -71,13 +62,14 @@ def convergeflow(
     file: Annotated[Path, typer.Argument(help="A .pt file written by the paper's training code.")],
     out: Out,
     weights: Annotated[
-        Weights, typer.Option(help="The moving average, or the raw weights (which the paper's script evaluates).")
-    ] = Weights.ema,
+        Literal["ema", "raw"],
+        typer.Option(help="The moving average, or the raw weights (which the paper's script evaluates)."),
+    ] = "ema",
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per sequence; by default that of the training run.")
+        int | None, typer.Option(min=1, help="Tokens per sequence. [default: as in the training run]")
     ] = None,
     tokenizer: TokenizerName = None,
-    as_json: AsJson = False,
+    json: Json = False,
 ) -> None:
     """Import a checkpoint of the paper's published code: a torch file with "model" and "ema".
 
@@ -89,10 +81,9 @@ def convergeflow(
     _refuse_existing(out)
     from convergeflow.interop.published import load_published
 
-    model = load_published(file, weights=weights.value, length=length)
+    model = load_published(file, weights=weights, length=length)
     _give_tokenizer(model, tokenizer)
-    _write(model, out, f"published ConvergeFlow checkpoint {file.name}, {weights.value} weights")
-    _report(model, str(file), out, as_json)
+    _write(model, out, str(file), f"published ConvergeFlow checkpoint {file.name}, {weights} weights", json)
 
 
 def _refuse_existing(out: Path) -> None:
@@ -114,40 +105,20 @@ def _give_tokenizer(model: LanguageModel, name: str | None) -> None:
     model.tokenizer = tokenizer
 
 
-def _write(model: LanguageModel, out: Path, origin: str) -> None:
-    """Write the folder in one step, so that a broken import leaves nothing behind."""
-    settings = model.config
+def _write(model: LanguageModel, out: Path, source: str, origin: str, as_json: bool) -> None:
+    """Write the folder in one step, so that a broken import leaves nothing behind, and say what was imported."""
+    size = {name: getattr(model.config, name) for name in ("vocabulary", "width", "depth", "heads", "length")}
+    in_words = "vocabulary {vocabulary}, width {width}, {depth} layers, {heads} heads, length {length}".format(**size)
+    schedule = model.config.schedule
     with replacing_folder(out) as draft:
         model.save_pretrained(draft)
-        (draft / "card.md").write_text(
-            f"# {out.name}\n\nImported from: {origin}.\n\n"
-            f"Vocabulary {settings.vocabulary}, width {settings.width}, {settings.depth} layers, "
-            f"{settings.heads} heads, length {settings.length}; schedule {settings.schedule}. "
-            "Not trained or evaluated here.\n",
-            encoding="utf-8",
-        )
-
-
-def _report(model: LanguageModel, source: str, out: Path, as_json: bool) -> None:
-    settings = model.config
-    record: dict[str, Any] = {
-        "source": source,
-        "out": str(out),
-        "vocabulary": settings.vocabulary,
-        "width": settings.width,
-        "depth": settings.depth,
-        "heads": settings.heads,
-        "length": settings.length,
-        "schedule": settings.schedule,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "tokenizer": (out / "tokenizer.json").is_file(),
-    }
+        card = f"Imported from: {origin}.\n\nIt has {in_words}; schedule {schedule}. Not trained or evaluated here."
+        (draft / "card.md").write_text(f"# {out.name}\n\n{card}\n", encoding="utf-8")
+    parameters, has_tokenizer = sum(p.numel() for p in model.parameters()), model.tokenizer is not None
     if as_json:
-        print_json(record)
+        record = {"source": source, "out": str(out), **size, "schedule": schedule}
+        print_json({**record, "parameters": parameters, "tokenizer": has_tokenizer})
     else:
-        print(
-            f"imported {source} to {out}: {record['parameters']:,} parameters, vocabulary {record['vocabulary']}, "
-            f"width {record['width']}, {record['depth']} layers, {record['heads']} heads, length {record['length']}"
-        )
-    if not record["tokenizer"]:
+        print(f"imported {source} to {out}: {parameters:,} parameters, {in_words}")
+    if not has_tokenizer:
         note("no tokenizer came with it, so generation will give token ids; --tokenizer adds one")

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from convergeflow.cli import options
 from convergeflow.cli.console import print_json
 
 
 def inspect(
     what: Annotated[str, typer.Argument(help="A shipped model, a checkpoint or run folder, or a record (JSON file).")],
     plot: Annotated[Path | None, typer.Option(help="Draw the learning curve of a training run to this PNG.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Show size, schedule, table health and origin of a model, or render a record.
 

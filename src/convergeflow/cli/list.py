@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from convergeflow.cli import options
 from convergeflow.cli.console import print_json
+from convergeflow.sampling.settings import PRESETS, Settings
 
 KINDS = ("models", "methods", "corpora", "scorers", "recipes", "presets", "grids", "solvers", "experiments")
 SCORERS = {
@@ -18,7 +20,7 @@ SCORERS = {
 
 def list_(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Name the models, methods, corpora, scorers, training recipes, sampling presets, grids, solvers and experiments.
 
@@ -62,8 +64,6 @@ def _catalogue(kind: str) -> dict[str, str]:
 
         return {name: f"convergeflow train {name}" for name in recipes()}
     if kind == "presets":
-        from convergeflow.sampling.settings import PRESETS
-
         return {name: _setting(settings) for name, settings in PRESETS.items()}
     if kind == "experiments":
         from convergeflow.studies.reproduce.registry import experiments
@@ -78,16 +78,13 @@ def _first_line(path: Any) -> str:
     return next((line.lstrip("# ").strip() for line in path.read_text(encoding="utf-8").splitlines() if line), "")
 
 
-def _setting(settings: Any) -> str:
-    controls = settings.controls
-    if settings.self_condition != "recursive":
-        text = f"self-condition {settings.self_condition}, grid {settings.grid}"
-        text += f", solver {settings.solver}, NFE {settings.nfe}"
-        if settings.block is not None:
-            text += f", base temperature {settings.base_temperature:g}"
-            text += f", for models of blocks: {settings.block} token a block"
-        return text
-    text = f"configuration {controls.scg_schedule}, K {controls.refine}, w_scg {controls.scg:g}"
-    if settings.temperature != 1:
-        text += f", temperature {settings.temperature:g}"
-    return f"{text}, w_ug {controls.ug:g}, NFE {settings.nfe} (nominal, at the paper's width)"
+def _setting(settings: Settings) -> str:
+    """What differs from the standard sampler, by the names of the options."""
+    controls, standard = settings.controls, vars(Settings())
+    parts = [f"NFE {settings.nfe}"]
+    if settings.self_condition == "recursive":
+        strengths = f"schedule {controls.scg_schedule}, refine {controls.refine}, scg {controls.scg:g}"
+        parts.append(f"{strengths} (nominal, at the paper's width)")
+    changed = [name for name, value in vars(settings).items() if value != standard[name]]
+    parts += [f"{name.replace('_', '-')} {vars(settings)[name]}" for name in changed if name not in ("controls", "nfe")]
+    return ", ".join(parts)

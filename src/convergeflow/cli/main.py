@@ -210,6 +210,8 @@ def _describe(mistake: typer.TyperException) -> str:
     elif found := re.match(r"No such command '([^']*)'", message):
         known = [] if context is None else list(context.command.commands)
         message = f"unknown command '{found[1]}'" + _nearest(found[1], known)
+    elif found := re.match(r"Invalid value for '(\S+)'.*greater than or equal to (\S+)$", message):
+        message = f"{found[1]} must be at least {found[2]}"
     elif found := re.search(r"'([^']*)' is not one of (.*)$", message):
         message = message.replace("Value error, ", "")
         message += _nearest(found[1], re.findall(r"'([^']*)'", found[2]))

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
+
+from convergeflow.cli import options
 
 
 def prepare(
-    source: list[str] = typer.Argument(
-        None, metavar="[SOURCE]...", help="stories, sotu, hf:DATASET, or txt, jsonl, parquet files and folders."
-    ),
-    out: str | None = typer.Option(None, "--out", help="Folder to write; by default one in the cache."),
-    tokenizer: str | None = typer.Option(
-        None, "--tokenizer", help="word, bpe, byte, gpt2, or a folder with a tokenizer.json."
-    ),
-    vocabulary: int | None = typer.Option(None, "--vocabulary", help="Tokens of a learned tokenizer."),
-    length: int = typer.Option(64, "--length", help="Tokens in a sequence."),
-    seed: int = typer.Option(0, "--seed", help="Which stories are written."),
-    blocks: int = typer.Option(50_000, "--blocks", help="Training sequences of stories."),
-    heldout_blocks: int = typer.Option(2_000, "--heldout-blocks", help="Held-out sequences of stories."),
-    heldout_share: float = typer.Option(0.05, "--heldout-share", help="Share of texts that is held out."),
-    text_field: str = typer.Option("text", "--text-field", help="Field or column that holds the text."),
-    dataset_config: str | None = typer.Option(None, "--dataset-config", help="Configuration of a hub dataset."),
-    dataset_split: str = typer.Option("train", "--dataset-split", help="Split of a hub dataset."),
-    documents: int | None = typer.Option(None, "--documents", help="Use this many documents at most."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is in the folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="stories, sotu, hf:DATASET, or txt, jsonl, parquet files and folders."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder to write; by default one in the cache.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="word, bpe, byte, gpt2, or a folder with a tokenizer.json.")
+    ] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Tokens of a learned tokenizer.")] = None,
+    length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 64,
+    seed: Annotated[int, typer.Option(help="Which stories are written.")] = 0,
+    blocks: Annotated[int, typer.Option(help="Training sequences of stories.")] = 50_000,
+    heldout_blocks: Annotated[int, typer.Option(help="Held-out sequences of stories.")] = 2_000,
+    heldout_share: Annotated[float, typer.Option(help="Share of texts that is held out.")] = 0.05,
+    text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    dataset_config: Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")] = None,
+    dataset_split: Annotated[str, typer.Option(help="Split of a hub dataset.")] = "train",
+    documents: Annotated[int | None, typer.Option(help="Use this many documents at most.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in the folder.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Turn text into a corpus: a tokenizer, packed sequences, and a manifest with hashes and counts.
 
@@ -35,44 +40,17 @@ def prepare(
       convergeflow prepare sotu --vocabulary 1024 --length 64
       convergeflow prepare my-texts/ notes.jsonl --tokenizer bpe --vocabulary 4096 --out corpus/
     """
+    given = dict(locals())  # all options but these are the settings of the same name
+    del given["source"], given["json"]
     import textwrap
-    from contextlib import ExitStack
 
     from convergeflow.cli import console
     from convergeflow.data.prepare import prepare as run
 
-    with ExitStack() as bars:
-        open_bars: dict[str, tuple[console.Bar, ExitStack]] = {}
-        shown: dict[str, int] = {}
-
-        def report(stage: str, done: int, total: int | None) -> None:
-            if stage not in open_bars:
-                for _, finished in open_bars.values():
-                    finished.close()  # a screen holds one live bar at a time
-                here = bars.enter_context(ExitStack())
-                open_bars[stage] = (here.enter_context(console.progress(stage, total)), here)
-            open_bars[stage][0].advance(done - shown.get(stage, 0))
-            shown[stage] = done
-
-        corpus = run(
-            source or ["stories"],
-            out,
-            tokenizer=tokenizer,
-            vocabulary=vocabulary,
-            length=length,
-            seed=seed,
-            blocks=blocks,
-            heldout_blocks=heldout_blocks,
-            heldout_share=heldout_share,
-            text_field=text_field,
-            dataset_config=dataset_config,
-            dataset_split=dataset_split,
-            documents=documents,
-            overwrite=overwrite,
-            progress=report,
-        )
+    with console.stages() as report:
+        corpus = run(source or ["stories"], progress=report, **given)
     splits = corpus.manifest["splits"]
-    if as_json:
+    if json:
         console.print_json({"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **corpus.manifest})
         return
     print(f"corpus       {corpus.folder}")

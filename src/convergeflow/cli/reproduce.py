@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
+
+from convergeflow.cli import options
 
 
 def reproduce(
-    name: str | None = typer.Argument(None, metavar="[NAME|all]", help="An experiment by name, or all of them."),
-    scale: str = typer.Option(
-        "test", "--scale", help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper."
-    ),
-    out: str = typer.Option("reproduction", "--out", help="Folder for records, figures and the report."),
-    show: bool = typer.Option(False, "--list", help="List the experiments with their cost and stop."),
-    as_json: bool = typer.Option(False, "--json", help="Print the list, or the verdicts, as JSON."),
+    name: Annotated[str | None, typer.Argument(metavar="NAME|all", help="An experiment, or all of them.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper.")
+    ] = "test",
+    out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",
+    show: Annotated[bool, typer.Option("--list", help="List the experiments with their cost and stop.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Measure what the paper claims, and judge each claim by what was measured.
 
@@ -32,7 +36,7 @@ def reproduce(
 
     if show:
         listed = [experiment.describe() for experiment in experiments().values()]
-        if as_json:
+        if json:
             console.print_json(listed)
             return
         columns = ("name", "reference", *SCALES)
@@ -56,7 +60,7 @@ def reproduce(
     # One experiment gets a page of its own: the report of all must survive it.
     page = "report" if name == "all" else name
     finished = run(chosen, store, sizes, page=page)
-    if as_json:
+    if json:
         console.print_json(
             {"scale": scale, "verdicts": counts(finished), "experiments": [d.describe() for d in finished]}
         )

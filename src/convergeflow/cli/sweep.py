@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convergeflow.cli.console import note, print_json, progress
-from convergeflow.cli.evaluate import Corpus, Knobs, Scorer, command_line
+from convergeflow.cli import options
+from convergeflow.cli.console import command_line, note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import unknown_name
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @takes_sampling_options
 def sweep(
     sampling: SamplingOptions,
-    model: Annotated[str | None, typer.Argument(help="A shipped model, a checkpoint folder or a training run.")] = None,
+    model: options.ModelArgument = None,
     control: Annotated[
         str, typer.Option(help="What varies: scg, refine, ug, nfe, ... or a control of the method such as temperature.")
     ] = "scg",
@@ -29,23 +29,23 @@ def sweep(
     by: Annotated[
         str | None, typer.Option(help="A second control, one curve per value, as in schedule=A,C or nfe=64,128.")
     ] = None,
-    num: Annotated[int, typer.Option("--num", "-n", min=2, help="Samples per point.")] = 128,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens per sample. [default: the model's own]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first sample; all points use the same seeds.")] = 0,
-    knobs: Knobs = None,
-    scorer: Scorer = "",
-    protocol: Annotated[str, typer.Option(help="One protocol; see `convergeflow evaluate --help`.")] = "ours-1",
-    corpus: Corpus = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples per network call. [default: what fits]")] = None,
+    num: options.PerPoint = 128,
+    length: options.Length = None,
+    seed: options.Seed = 0,
+    knobs: options.Knobs = None,
+    scorer: options.Scorer = "",
+    protocol: options.OneProtocol = "ours-1",
+    corpus: options.Corpus = None,
+    batch: options.Batch = None,
     out: Annotated[
         Path, typer.Option(help="Folder for records, figure, table and page; finished points in it are not made again.")
     ] = Path("out/sweep"),
-    device: Annotated[str, typer.Option(help="auto, or the name of a device.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print the frontier as JSON.")] = False,
+    device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Draw the frontier: vary one control, and read off the perplexity at the entropy of real text.
 
-    Everything else, NFE included, stays fixed. A stopped sweep goes on with the first point that is missing.
+    Everything else, NFE and seeds included, stays fixed. A stopped sweep goes on with the first point that is missing.
 
     Example:
       convergeflow sweep stories-small --control scg --values 1,2,4,8 --nfe 64 --out out/scg

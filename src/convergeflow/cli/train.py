@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from convergeflow.training.config import RunConfig
+from convergeflow.cli import console, options
+from convergeflow.errors import UserError
 
 DEFAULT_RECIPE = "stories"
 
 
 def train(
-    words: list[str] = typer.Argument(
-        None,
-        metavar="[RECIPE] [KEY=VALUE]...",
-        help="A recipe (see convergeflow list recipes) or a YAML file, and changes to it, as in stages.0.steps=500.",
-    ),
-    out: Path | None = typer.Option(None, "--out", help="Folder of the run. [default: runs/RECIPE]"),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the newest whole checkpoint in --out."),
-    init_from: Path | None = typer.Option(
-        None, "--init-from", help="Start from the weights of this checkpoint folder."
-    ),
-    method: str | None = typer.Option(None, "--method", help="What to train; the same as model.method=NAME."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print configuration, size, memory and time; train nothing."),
-    device: str | None = typer.Option(None, "--device", help="Where to train; the same as device=NAME."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE|KEY=VALUE",
+            help="A recipe (see `convergeflow list recipes`) or a YAML file, then changes to it: stages.0.steps=500.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/RECIPE]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
+    init_from: Annotated[Path | None, typer.Option(help="Start from the weights of this checkpoint folder.")] = None,
+    method: Annotated[str | None, typer.Option(help="What to train; the same as model.method=NAME.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")] = None,
+    json: options.Json = False,
 ) -> None:
     """Train a model, by default on the stories that come with the package.
 
@@ -41,12 +44,9 @@ def train(
       convergeflow train stories --dry-run
       convergeflow train --out runs/short --resume
     """
-    from convergeflow.errors import UserError
-
-    words = list(words or ())
-    named = bool(words) and "=" not in words[0]
-    recipe = words.pop(0) if named else DEFAULT_RECIPE
-    overrides = list(words)
+    overrides = list(words or ())
+    named = bool(overrides) and "=" not in overrides[0]
+    recipe = overrides.pop(0) if named else DEFAULT_RECIPE
     if method is not None:
         overrides.append(f"model.method={method}")
     if device is not None:
@@ -55,17 +55,16 @@ def train(
     if dry_run:
         if resume:
             raise UserError("--dry-run and --resume cannot be combined")
-        _dry_run(recipe, overrides, as_json)
+        _dry_run(recipe, overrides, json)
         return
     # Resuming takes the run's own settings, unless the whole command is given again.
     chosen = None if resume and not named else recipe
-    _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=as_json)
+    _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=json)
 
 
 def _train(
     recipe: str | None, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
 ) -> None:
-    from convergeflow.cli import console
     from convergeflow.training import config as configuration
 
     # The configuration is checked before anything heavy is loaded.
@@ -108,48 +107,30 @@ def _train(
 
 
 def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
-    from convergeflow.cli import console
     from convergeflow.training import config as configuration
 
     config = configuration.resolve(recipe, overrides)
     table = configuration.origins(recipe, overrides)
 
-    from convergeflow.training.build import build_model
+    from convergeflow.results.store import readable
+    from convergeflow.training.build import build_model, open_corpus
     from convergeflow.training.estimate import estimate
 
-    vocabulary = _vocabulary(config)
+    # Known from the configuration, or by preparing the corpus.
+    vocabulary = config.corpus.vocabulary or open_corpus(config).vocabulary
     cost = estimate(config, build_model(config, vocabulary), vocabulary)
     if as_json:
-        console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": cost.to_dict()})
+        console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)})
         return
     console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
-    print()
-    print(f"vocabulary       {vocabulary:,}")
-    print(f"parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)")
-    print(f"memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average")
-    print(f"                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch")
-    print(
-        f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process"
-    )
-    print(f"total            {_duration(cost.total_seconds)} for {cost.steps:,} steps, without evaluation")
-
-
-def _vocabulary(config: RunConfig) -> int:
-    """Known from the configuration, or by preparing the corpus."""
-    if config.corpus.vocabulary is not None:
-        return config.corpus.vocabulary
-    from convergeflow.training.build import open_corpus
-
-    return open_corpus(config).vocabulary
+    print(f"""
+vocabulary       {vocabulary:,}
+parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)
+memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average
+                 {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch
+time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process
+total            {readable(cost.total_seconds)} for {cost.steps:,} steps, without evaluation""")
 
 
 def _bytes(number: int) -> str:
     return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

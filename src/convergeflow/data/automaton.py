@@ -1,18 +1,15 @@
-"""Text whose law is known exactly: programs that write words and remember facts, compiled to a unifilar
-automaton.
+"""Text whose law is known exactly: programs that write words and remember facts, compiled to a unifilar automaton.
 
-A state is (counter, values of the facts fixed so far), and the emitted word determines the next state. A
-fact is drawn at its first mention and forced afterwards; which facts are fixed, the probabilities of a
-choice and the successors depend on the counter alone. Hence the likelihood of a text is one walk, the
-entropy of a sequence is a sum over counters, and the smoothed law (every text possible) is a sparse hidden
-Markov model.
+A state is (counter, values of the facts fixed so far), and the emitted word determines the next state. A fact is drawn
+at its first mention and forced afterwards; which facts are fixed, the probabilities of a choice and the successors
+depend on the counter alone. Hence the likelihood of a text is one walk, the entropy of a sequence is a sum over
+counters, and the smoothed law (every text possible) is a sparse hidden Markov model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,23 +26,15 @@ _UNSET, _ANY = -1, -2
 class Grammar(Tables):
     """A program of stories over a list of facts, compiled to tables.
 
-    `vocabulary[0]` is the end token. `terminators` are the words that close a sentence; a sentence start is a counter
-    that follows one (or an end token) and can go on with a word.
+    `vocabulary[0]` is the end token. A full stop closes a sentence; a sentence start is a counter that follows one, or
+    an end token, and can go on with a word.
     """
 
     start = 0
     """The counter at which a story starts."""
 
-    def __init__(
-        self,
-        program: Piece,
-        facts: Sequence[Fact],
-        *,
-        end: str = "<end>",
-        terminators: Sequence[str] = (".",),
-        extra_words: Sequence[str] = (),
-    ) -> None:
-        super().__init__(**Compiler(program, facts, end, terminators, extra_words).tables())
+    def __init__(self, program: Piece, facts: Sequence[Fact]) -> None:
+        super().__init__(**Compiler(program, facts).tables())
 
     # --- walking ---
 
@@ -54,8 +43,7 @@ class Grammar(Tables):
         return int(self.arc_target.shape[0])
 
     def _follow(self, counters: Ints, values: Ints, words: Ints) -> tuple[Floats, Ints, Ints]:
-        """One clean step of many states: probability of the word (0 where impossible), new counters, new
-        values."""
+        """One clean step of many states: probability of the word (0 where impossible), new counters, new values."""
         probability = self.arc_probability[counters, words].copy()
         target = self.arc_target[counters, words]
         fact = self.arc_fact[counters, words]
@@ -74,8 +62,7 @@ class Grammar(Tables):
         return np.full(shape, self.start, dtype=np.int64), np.full((shape, len(self.facts)), _UNSET, dtype=np.int64)
 
     def sample(self, rng: np.random.Generator, num: int, length: int) -> Ints:
-        """`num` sequences of `length` words, [num, length]; a row does not depend on how many others are
-        drawn."""
+        """`num` sequences of `length` words, [num, length]; a row does not depend on how many others there are."""
         uniforms = rng.random((num, length))
         ids = np.empty((num, length), dtype=np.int64)
         counters, values = self._fresh(num)
@@ -106,9 +93,8 @@ class Grammar(Tables):
     def smoothed_nll(self, ids: ArrayLike, eps: float = 1e-3, rows_at_once: int = 8) -> Floats:
         """-log of the smoothed law in nats, [num]; finite for every text.
 
-        Each word is a clean step with probability 1 - eps; with eps it is any word of the vocabulary, after
-        which the automaton stays where it is (1/2) or jumps to a sentence start with no facts fixed (1/2,
-        uniform over them).
+        Each word is a clean step with probability 1 - eps; with eps it is any word of the vocabulary, after which the
+        automaton stays where it is (1/2) or jumps to a sentence start with no facts fixed (1/2, uniform over them).
         """
         ids = self._sequences(ids)
         parts = [self._forward(ids[first : first + rows_at_once], eps) for first in range(0, len(ids), rows_at_once)]
@@ -124,8 +110,7 @@ class Grammar(Tables):
         jump_rows = np.repeat(np.arange(num), len(self.starts))
         jump_keys = (jump_rows * self.num_counters + np.tile(self.starts, num)) * size
 
-        # A state that has been reached keeps some mass for ever (it can stay), so the sorted list of keys
-        # only grows.
+        # A state that has been reached keeps some mass for ever (it can stay), so the sorted list of keys only grows.
         keys = np.arange(num, dtype=np.int64) * self.num_counters * size + self.start * size
         mass = np.ones(num)
         log_likelihood = np.zeros(num)
@@ -168,9 +153,9 @@ class Grammar(Tables):
 
     # --- entropy ---
 
-    def entropy_by_position(self, length: int) -> Floats:
-        """H(X_t | X_1..X_{t-1}) for t = 1..length in nats, exact, [length]."""
-        occupied = np.zeros(self.num_counters)
+    def block_entropy(self, length: int) -> float:
+        """H(X_1..X_length) in nats, exact: the sum of H(X_t | X_1..X_{t-1})."""
+        occupied: Floats = np.zeros(self.num_counters)
         occupied[self.start] = 1.0
         entropies = np.empty(length)
         for t in range(length):
@@ -178,52 +163,7 @@ class Grammar(Tables):
             flow = occupied[self._branch_counter] * self._branch_probability
             occupied = np.zeros(self.num_counters)
             np.add.at(occupied, self._branch_target, flow)
-        return entropies
-
-    def block_entropy(self, length: int) -> float:
-        """H(X_1..X_length) in nats, exact."""
-        return float(self.entropy_by_position(length).sum())
-
-    @cached_property
-    def _story_visits(self) -> Floats:
-        """Expected visits of each counter in one story."""
-        num = self.num_clean_counters
-        step = np.zeros((num, num))
-        inside = (self._branch_counter < num) & (self._branch_word != END)
-        np.add.at(step, (self._branch_counter[inside], self._branch_target[inside]), self._branch_probability[inside])
-        begin = np.zeros(num)
-        begin[self.start] = 1.0
-        visits = np.zeros(self.num_counters)
-        visits[:num] = np.linalg.solve(np.eye(num) - step.T, begin)
-        return visits
-
-    def story_entropy(self) -> float:
-        """Entropy of one story in nats."""
-        return float(self._story_visits @ self.choice_entropy)
-
-    def story_length(self) -> float:
-        """Expected words of one story, the end token included."""
-        return float(self._story_visits.sum())
-
-    def rate(self) -> float:
-        """Nats per token of an endless text."""
-        return self.story_entropy() / self.story_length()
-
-    @cached_property
-    def unigram(self) -> Floats:
-        """How often each word occurs in an endless text, [V]; sums to one."""
-        # A forced mention repeats the value of the first one, and that was drawn with the fact's own
-        # probabilities.
-        counts: Floats = np.zeros(len(self.vocabulary))
-        weight = self._story_visits[self._branch_counter] * self._branch_probability
-        plain = self._branch_word >= 0
-        np.add.at(counts, self._branch_word[plain], weight[plain])
-        for fact_index, fact in enumerate(self.facts):
-            share = weight[self._branch_fact == fact_index].sum()
-            ids = self._fact_words[fact_index, : len(fact.words)]
-            counts[ids] += share * np.array(fact.probabilities)
-        counts /= counts.sum()
-        return counts
+        return float(entropies.sum())
 
     # --- validity ---
 
@@ -237,13 +177,11 @@ class Grammar(Tables):
     def valid_sentences(self, ids: ArrayLike, rows_at_once: int = 256) -> tuple[Ints, Ints]:
         """Sentences that occur in some story, taken one by one, and all sentences: [num] each.
 
-        Facts must agree inside the sentence, not with the rest of the text (see `valid_stories`). The cut
-        last sentence of a sequence counts as valid if it can be continued.
+        Facts must agree inside the sentence, not with the rest of the text (see `valid_stories`). The cut last sentence
+        of a sequence counts as valid if it can be continued.
         """
         ids = self._sequences(ids)
         parts = [self._valid_sentences(ids[first : first + rows_at_once]) for first in range(0, len(ids), rows_at_once)]
-        if not parts:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def _valid_sentences(self, ids: Ints) -> tuple[Ints, Ints]:
@@ -265,7 +203,7 @@ class Grammar(Tables):
             # An end token between two sentences belongs to none; inside a sentence it breaks it off.
             ends = words == END
             boundary = ends & ~begun
-            closes = np.isin(words, list(self.terminators)) | (ends & begun)
+            closes = (words == self.full_stop) | (ends & begun)
             begun |= ~boundary
             total += closes
             valid += closes & ~ends & alive.any(1)
@@ -276,11 +214,10 @@ class Grammar(Tables):
         valid += begun & alive.any(1)
         return valid, total
 
-    def valid_stories(self, ids: ArrayLike, *, complete: bool = False) -> tuple[Ints, Ints]:
+    def valid_stories(self, ids: ArrayLike) -> tuple[Ints, Ints]:
         """Stories with positive probability and all stories of each block, [num] each.
 
-        The cut last story counts too (valid if it can be continued), unless `complete` asks for whole ones
-        only.
+        The cut last story counts too; it is valid if it can be continued.
         """
         ids = self._sequences(ids)
         num = len(ids)
@@ -298,9 +235,8 @@ class Grammar(Tables):
             counters = np.where(alive & ~ends, counters, self.start)
             values[ends] = -1
             alive[ends], begun[ends] = True, False
-        if not complete:
-            total += begun
-            valid += begun & alive
+        total += begun
+        valid += begun & alive
         return valid, total
 
     # --- what was chosen ---
@@ -324,15 +260,16 @@ class Grammar(Tables):
         return slots
 
     def slot_marginals(self) -> dict[str, Floats]:
-        """The exact distribution of every fact (by its name) and every choice (by the words it starts
-        with)."""
+        """The exact distribution of every fact (by its name) and every choice (by the words it starts with)."""
         marginals = {fact.name: np.array(fact.probabilities) for fact in self.facts}
         marginals.update({name: shares for name, (_, shares) in self._slots.items()})
         return marginals
 
     def slot_counts(self, ids: ArrayLike) -> dict[str, Ints]:
-        """How often each value occurs in texts: facts at their first mention in a story, valid or not;
-        choices as far as the story is valid."""
+        """How often each value occurs in texts.
+
+        Facts count at their first mention in a story, valid or not; choices as far as the story is valid.
+        """
         ids = self._sequences(ids)
         num = len(ids)
         counts = {name: np.zeros(len(shares), dtype=np.int64) for name, shares in self.slot_marginals().items()}
@@ -368,68 +305,34 @@ class Grammar(Tables):
             counts[name] += tally[position * widest : position * widest + len(shares)]
         return counts
 
-    def slot_divergence(self, ids: ArrayLike) -> dict[str, float]:
-        """KL(texts || law) of every slot in nats, from counts; nan for a slot that never occurs."""
-        marginals = self.slot_marginals()
-        divergences = {}
-        for name, count in self.slot_counts(ids).items():
-            if count.sum() == 0:
-                divergences[name] = float("nan")
-                continue
-            share = count / count.sum()
-            used = share > 0
-            divergences[name] = float(np.sum(share[used] * np.log(share[used] / marginals[name][used])))
-        return divergences
-
-    def agreement(self, ids: ArrayLike, groups: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, dict[str, Any]]:
+    def agreement(self, ids: ArrayLike, groups: Iterable[Sequence[Sequence[str]]]) -> dict[str, int]:
         """Do later mentions repeat the first one of their story? Whether or not the text is valid otherwise.
 
-        A group lists, for each of its values, the words that speak of that value. For each group: `kept`
-        and `total` repeated mentions, and per story (`stories_kept`, `stories`: those with a repeated
-        mention). The entry `all` joins the groups: a story is kept if every group is.
+        A group lists, for each of its values, the words that speak of that value. Counted over all groups: `kept` and
+        `total` repeated mentions; `stories` with a repeated mention, and `stories_kept`, those whose mentions all
+        agree.
         """
         ids = self._sequences(ids)
-        num = len(ids)
+        groups = list(groups)
         value_of = np.full((len(groups), len(self.vocabulary)), -1, dtype=np.int64)
-        for group, members in enumerate(groups.values()):
+        for group, members in enumerate(groups):
             for value, words in enumerate(members):
                 value_of[group, [self.word_id[word] for word in words]] = value
-        first = np.full((num, len(groups)), -1, dtype=np.int64)
-        kept_here, total_here = np.zeros_like(first), np.zeros_like(first)
-        kept, total = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
-        stories_kept, stories = np.zeros_like(kept), np.zeros_like(kept)
-        all_kept = all_stories = 0
-        for t in range(ids.shape[1] + 1):
-            if t < ids.shape[1]:
-                told = value_of[:, ids[:, t]].T
-                again = (told >= 0) & (first >= 0)
-                total_here += again
-                kept_here += again & (told == first)
-                first = np.where((first < 0) & (told >= 0), told, first)
-                closing = ids[:, t] == END
-            else:
-                closing = np.ones(num, dtype=bool)
-            k, n = kept_here[closing], total_here[closing]
-            kept += k.sum(0)
-            total += n.sum(0)
-            stories += (n > 0).sum(0)
-            stories_kept += ((n > 0) & (k == n)).sum(0)
-            all_stories += int((n > 0).any(1).sum())
-            all_kept += int(((n > 0).any(1) & (k == n).all(1)).sum())
-            first[closing], kept_here[closing], total_here[closing] = -1, 0, 0
-        report: dict[str, dict[str, Any]] = {
-            name: {
-                "kept": int(kept[g]),
-                "total": int(total[g]),
-                "stories_kept": int(stories_kept[g]),
-                "stories": int(stories[g]),
-            }
-            for g, name in enumerate(groups)
-        }
-        report["all"] = {
-            "kept": int(kept.sum()),
-            "total": int(total.sum()),
-            "stories_kept": all_kept,
-            "stories": all_stories,
-        }
+        first = np.full((len(ids), len(groups)), -1, dtype=np.int64)
+        kept, total = np.zeros_like(first), np.zeros_like(first)  # in the story that is being read
+        report = dict.fromkeys(("kept", "total", "stories_kept", "stories"), 0)
+        closed = np.full((len(ids), 1), END, dtype=np.int64)  # the cut last story counts too
+        for words_here in np.hstack([ids, closed]).T:
+            told = value_of[:, words_here].T
+            again = (told >= 0) & (first >= 0)
+            total += again
+            kept += again & (told == first)
+            first = np.where((first < 0) & (told >= 0), told, first)
+            ends = words_here == END
+            repeated = ends & (total > 0).any(1)
+            report["kept"] += int(kept[ends].sum())
+            report["total"] += int(total[ends].sum())
+            report["stories"] += int(repeated.sum())
+            report["stories_kept"] += int((repeated & (kept == total).all(1)).sum())
+            first[ends], kept[ends], total[ends] = -1, 0, 0
         return report

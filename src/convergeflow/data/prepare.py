@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
-from convergeflow.data.fetch import file_hash
 from convergeflow.data.sources import Files, Hub, Progress, Source, find_files
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import cache_folder, write_json
+from convergeflow.files import cache_folder, file_hash, write_json
 from convergeflow.randomness import derive_seed
 
 DEFAULT_LENGTH = 64
@@ -65,8 +64,10 @@ def prepare(
     settings; the second call with the same settings only opens it. `seed`, `blocks` and `heldout_blocks` are for the
     stories; `heldout_share` and `documents` (how many at most) for texts; `text_field` for JSON lines and tables.
     """
-    _check_positive(length=length, blocks=blocks, heldout_blocks=heldout_blocks)
-    _check_positive(vocabulary=vocabulary, documents=documents)
+    counts = {"length": length, "blocks": blocks, "heldout_blocks": heldout_blocks}
+    for name, value in (counts | {"vocabulary": vocabulary, "documents": documents}).items():
+        if value is not None and value < 1:
+            raise UserError(f"`{name}` must be at least 1, not {value}")
     if not 0 < heldout_share < 1:
         raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
     names = [source] if isinstance(source, (str, Path)) else list(source)
@@ -121,12 +122,6 @@ def _only_one(folder: Path) -> FileLock:
     return FileLock(str(locks / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:20]}.lock"))
 
 
-def _check_positive(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise UserError(f"`{name}` must be at least 1, not {value}")
-
-
 def _open_as_asked(folder: Path, tokenizer: str | None, vocabulary: int | None, length: int) -> Corpus:
     corpus = Corpus.open(folder)
     kind = corpus.manifest["tokenizer"]["kind"]
@@ -155,14 +150,7 @@ def _texts(
         source: Source = CORPORA[first](limit=limit)
         return source
     if len(names) == 1 and first.startswith("hf:"):
-        return Hub(
-            first.removeprefix("hf:"),
-            config=dataset_config,
-            split=dataset_split,
-            text_field=text_field,
-            heldout_share=heldout_share,
-            limit=limit,
-        )
+        return Hub(first.removeprefix("hf:"), dataset_config, dataset_split, text_field, heldout_share, limit)
     paths = [Path(name) for name in names]
     if len(paths) == 1 and not paths[0].exists() and paths[0].suffix == "" and len(paths[0].parts) == 1:
         raise unknown_name("corpus or file", first, CORPORA)

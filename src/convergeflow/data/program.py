@@ -14,6 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+END_TOKEN = "<end>"
+"""Closes a story."""
+FULL_STOP = "."
+"""Closes a sentence."""
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -80,8 +85,7 @@ def line(template: str, slots: Mapping[str, Piece]) -> Line:
 
 
 def lines(weighted: Mapping[str, float], slots: Mapping[str, Piece]) -> Piece:
-    """One of several lines. Common beginnings are written once, so that alternatives differ in their first
-    word."""
+    """One of several lines. Common beginnings are written once, so that alternatives differ in their first word."""
     if len(weighted) == 1:
         return line(next(iter(weighted)), slots)
     branches: dict[str, dict[str, float]] = {}
@@ -210,8 +214,8 @@ class Tables:
     vocabulary: list[str]
     """The end token first."""
     word_id: dict[str, int]
-    terminators: frozenset[int]
-    """The words that close a sentence."""
+    full_stop: int
+    """The word that closes a sentence."""
     starts: Ints
     """The counters at which a sentence can start; the first is the start of a story, counter 0."""
     num_clean_counters: int
@@ -252,21 +256,25 @@ class Tables:
 class Compiler:
     """A program over a list of facts on its way to tables."""
 
-    def __init__(
-        self, program: Piece, facts: Sequence[Fact], end: str, terminators: Sequence[str], extra_words: Sequence[str]
-    ) -> None:
+    def __init__(self, program: Piece, facts: Sequence[Fact]) -> None:
         self.facts = tuple(facts)
         self.fact_index = {fact.name: index for index, fact in enumerate(self.facts)}
         graph = _Positions()
         # The closing position is made first; its target, the story start, is known only when all is built.
-        self.start = graph.entry(program, graph.add((_Option(1.0, Say(end), -1, closes=True),)))
+        self.start = graph.entry(program, graph.add((_Option(1.0, Say(END_TOKEN), -1, closes=True),)))
         self.options = [
             tuple(replace(option, target=self.start) if option.closes else option for option in options)
             for options in graph.options
         ]
-        self.vocabulary = self._collect_words(end, extra_words)
+        self.reachable = self._reachable_positions()
+        words = {
+            word
+            for position in self.reachable
+            for option in self.options[position]
+            for word in self._possible_words(option.emission)
+        }
+        self.vocabulary = [END_TOKEN, *sorted(words - {END_TOKEN})]
         self.word_id = {word: index for index, word in enumerate(self.vocabulary)}
-        self.terminators = frozenset(self.word_id[word] for word in terminators if word in self.word_id)
         self.live = self._liveness()
 
     def _reachable_positions(self) -> list[int]:
@@ -277,14 +285,6 @@ class Compiler:
                     seen.add(option.target)
                     queue.append(option.target)
         return queue
-
-    def _collect_words(self, end: str, extra: Sequence[str]) -> list[str]:
-        words: dict[str, None] = {end: None}
-        for position in self._reachable_positions():
-            for option in self.options[position]:
-                words.update(dict.fromkeys(self._possible_words(option.emission)))
-        words.update(dict.fromkeys(extra))
-        return [end, *sorted(word for word in words if word != end)]
 
     def _possible_words(self, emission: Say | Mention | Article) -> tuple[str, ...]:
         if isinstance(emission, Say):
@@ -299,7 +299,7 @@ class Compiler:
         changed = True
         while changed:
             changed = False
-            for position in reversed(self._reachable_positions()):
+            for position in reversed(self.reachable):
                 used: set[str] = set()
                 for option in self.options[position]:
                     used |= frozenset() if option.closes else live[option.target]
@@ -334,7 +334,7 @@ class Compiler:
             "facts": self.facts,
             "vocabulary": self.vocabulary,
             "word_id": self.word_id,
-            "terminators": self.terminators,
+            "full_stop": self.word_id[FULL_STOP],
             "starts": np.array([counters.index[counter] for counter in counters.starts], dtype=np.int64),
             "num_clean_counters": counters.num_clean,
             "position": np.array([position for position, _ in counters.queue], dtype=np.int64),
@@ -348,12 +348,11 @@ class Compiler:
         }
 
     def _sentence_starts(self) -> list[_Counter]:
-        """The story start and every place behind a terminator where a story can go on, with no facts fixed."""
+        """The story start and every place behind a full stop where a story can go on, with no facts fixed."""
         starts: list[_Counter] = [(self.start, frozenset())]
-        for position in self._reachable_positions():
+        for position in self.reachable:
             for option in self.options[position]:
-                words = self._possible_words(option.emission)
-                ends_sentence = any(self.word_id[word] in self.terminators for word in words)
+                ends_sentence = FULL_STOP in self._possible_words(option.emission)
                 goes_on = not all(after.closes for after in self.options[option.target])
                 if ends_sentence and goes_on and (option.target, frozenset()) not in starts:
                     starts.append((option.target, frozenset()))

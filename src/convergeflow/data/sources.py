@@ -10,12 +10,13 @@ import hashlib
 import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from convergeflow.data.fetch import fetched, file_hash
+from convergeflow.data.fetch import fetched
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import file_hash
 
 Progress = Callable[[str, int, int | None], None]
 """Called with (what is being done, how much is done, how much there is or None)."""
@@ -65,85 +66,76 @@ class Source(Protocol):
     def split_rule(self) -> str: ...
 
 
+@dataclass
 class Files:
     """Text files (a document each), JSON lines and parquet tables (a document per row)."""
 
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[Path],
-        *,
-        text_field: str = "text",
-        heldout_share: float = 0.05,
-        heldout_files: frozenset[str] | None = None,
-        limit: int | None = None,
-    ) -> None:
-        self.name = name
-        self._files = list(files)
-        self._text_field = text_field
-        self._share = heldout_share
-        self._heldout_files = heldout_files
-        self._limit = limit
-        self._held_out: frozenset[int] = frozenset()
-        self._num_documents = 0
-        self._facts: list[dict[str, Any]] = []
+    name: str
+    files: Sequence[Path]
+    text_field: str = "text"
+    heldout_share: float = 0.05
+    heldout_files: frozenset[str] | None = None
+    """Files that are held out whole; without them documents are chosen by their hash."""
+    limit: int | None = None
+    """How many documents to use at most."""
+    _held_out: frozenset[int] = frozenset()
+    _num_documents: int = 0
+    _facts: list[dict[str, Any]] = field(default_factory=list)
 
     def key(self) -> dict[str, Any]:
-        stats = [(file.resolve(), file.stat()) for file in self._files]
+        stats = [(file.resolve(), file.stat()) for file in self.files]
         return {
             "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
-            "text_field": self._text_field,
-            "heldout_share": self._share,
-            "heldout_files": sorted(self._heldout_files or ()),
-            "limit": self._limit,
+            "text_field": self.text_field,
+            "heldout_share": self.heldout_share,
+            "heldout_files": sorted(self.heldout_files or ()),
+            "limit": self.limit,
         }
 
     def survey(self, progress: Progress) -> None:
-        total = sum(file.stat().st_size for file in self._files)
-        done = 0
-        self._facts = []
-        for file in self._files:
-            size = file.stat().st_size
+        sizes = [file.stat().st_size for file in self.files]
+        self._facts, done = [], 0
+        for file, size in zip(self.files, sizes, strict=True):
             self._facts.append({"name": file.name, "bytes": size, "sha256": file_hash(file)})
             done += size
-            progress("reading", done, total)
+            progress("reading", done, sum(sizes))
         marks: list[tuple[bytes, int]] = []
         for number, (_, text) in enumerate(self._texts()):
-            if self._heldout_files is None:
+            if self.heldout_files is None:
                 marks.append((hashlib.blake2b(text.encode(), digest_size=8).digest(), number))
             self._num_documents = number + 1
             if number % 1000 == 0:
                 progress("looking at documents", number, None)
         if self._num_documents == 0:
-            raise UserError(f"the corpus is empty: there is no text in {_list(self._files)}")
-        if self._heldout_files is None and self._num_documents >= FEW_DOCUMENTS:
-            num = max(1, round(self._share * len(marks)))
+            raise UserError(f"the corpus is empty: there is no text in {_list(self.files)}")
+        if self.heldout_files is None and self._num_documents >= FEW_DOCUMENTS:
+            num = max(1, round(self.heldout_share * len(marks)))
             # Copies of a document have its hash, so they fall on the same side.
             border = sorted(marks)[num - 1][0]
             self._held_out = frozenset(number for mark, number in marks if mark <= border)
 
     def _by_tail(self) -> bool:
-        return self._heldout_files is None and not self._held_out
+        return self.heldout_files is None and not self._held_out
 
     def documents(self) -> Iterator[Document]:
         for number, (file, text) in enumerate(self._texts()):
             if self._by_tail():
-                cut = _line_end(text, round(len(text) * (1 - self._share)))
+                cut = _line_end(text, round(len(text) * (1 - self.heldout_share)))
                 for part, split in ((text[:cut], "train"), (text[cut:], "heldout")):
                     if part.strip():
                         yield Document(part, split)
-            elif self._heldout_files is not None:
-                yield Document(text, "heldout" if file.name in self._heldout_files else "train")
+            elif self.heldout_files is not None:
+                yield Document(text, "heldout" if file.name in self.heldout_files else "train")
             else:
                 yield Document(text, "heldout" if number in self._held_out else "train")
 
     def _texts(self) -> Iterator[tuple[Path, str]]:
         num = 0
-        for file in self._files:
-            for text in _READERS[file.suffix.lower()](file, self._text_field):
+        for file in self.files:
+            for text in _READERS[file.suffix.lower()](file, self.text_field):
                 if not text.strip():
                     continue
-                if self._limit is not None and num == self._limit:
+                if self.limit is not None and num == self.limit:
                     return
                 num += 1
                 yield file, text
@@ -152,32 +144,26 @@ class Files:
         return {"kind": "files", "files": self._facts, "documents": self._num_documents}
 
     def split_rule(self) -> str:
-        if self._heldout_files is not None:
-            return "fixed files: " + ", ".join(sorted(self._heldout_files))
+        if self.heldout_files is not None:
+            return "fixed files: " + ", ".join(sorted(self.heldout_files))
         if self._by_tail():
-            return f"the last {self._share:.4g} of each document, cut at a line end"
+            return f"the last {self.heldout_share:.4g} of each document, cut at a line end"
         return f"the {len(self._held_out)} documents of {self._num_documents} with the smallest BLAKE2b hash"
 
 
+@dataclass
 class Hub:
     """A dataset of the Hugging Face hub, streamed."""
 
-    def __init__(
-        self,
-        dataset: str,
-        *,
-        config: str | None = None,
-        split: str = "train",
-        text_field: str = "text",
-        heldout_share: float = 0.05,
-        limit: int | None = None,
-    ) -> None:
-        self.name = dataset
-        self._config, self._split, self._text_field = config, split, text_field
-        self._share, self._limit = heldout_share, limit
+    name: str
+    config: str | None = None
+    split: str = "train"
+    text_field: str = "text"
+    heldout_share: float = 0.05
+    limit: int | None = None
 
     def key(self) -> dict[str, Any]:
-        return {**self.describe(), "heldout_share": self._share}
+        return {**self.describe(), "heldout_share": self.heldout_share}
 
     def survey(self, progress: Progress) -> None:
         progress("opening the dataset", 0, None)
@@ -188,33 +174,33 @@ class Hub:
         except ImportError as failure:
             raise UserError("datasets of the hub need an extra: pip install 'convergeflow[hub]'") from failure
         try:
-            rows = iter(datasets.load_dataset(self.name, self._config, split=self._split, streaming=True))
+            rows = iter(datasets.load_dataset(self.name, self.config, split=self.split, streaming=True))
         except Exception as failure:
             reason = " ".join(str(failure).split())[:200]
             raise ConvergeFlowError(f"cannot open the dataset {self.name!r}: {reason}") from failure
         num = 0
         for row in rows:
-            text = _field(row, self._text_field, self.name)
+            text = _field(row, self.text_field, self.name)
             if not text.strip():
                 continue
-            if self._limit is not None and num == self._limit:
+            if self.limit is not None and num == self.limit:
                 return
             num += 1
             mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
-            yield Document(text, "heldout" if mark < self._share else "train")
+            yield Document(text, "heldout" if mark < self.heldout_share else "train")
 
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "hub",
             "dataset": self.name,
-            "config": self._config,
-            "split": self._split,
-            "text_field": self._text_field,
-            "limit": self._limit,
+            "config": self.config,
+            "split": self.split,
+            "text_field": self.text_field,
+            "limit": self.limit,
         }
 
     def split_rule(self) -> str:
-        return f"documents whose BLAKE2b hash lies in the lowest {self._share:.4g}"
+        return f"documents whose BLAKE2b hash lies in the lowest {self.heldout_share:.4g}"
 
 
 def speeches(*, limit: int | None = None) -> Files:

@@ -1,26 +1,21 @@
 """The `stories` corpus: children's stories written by a seeded program, with their exact law.
 
-Somebody has a thing, loses it, feels bad, is helped, and all ends well. Names, pronouns, the colour and
-kind of the thing, the place, the animal and the feeling must agree over the whole story. Because the
-program is a unifilar automaton (`automaton.py`), the likelihood of a generated text and the entropy of the
-data are known exactly.
+Somebody has a thing, loses it, feels bad, is helped, and all ends well. Names, pronouns, the colour and kind of the
+thing, the place, the animal and the feeling must agree over the whole story. Because the program is a unifilar
+automaton (`automaton.py`), the likelihood of a generated text and the entropy of the data are known exactly.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from convergeflow.data.automaton import Grammar
-from convergeflow.data.program import Article, Choice, Fact, Floats, Line, Mention, Piece, Say, lines, one_of
-from convergeflow.errors import UserError
-
-END_TOKEN = "<end>"
+from convergeflow.data.program import Article, Choice, Fact, Line, Mention, Piece, Say, lines, one_of
 
 GIRLS = "mia lily anna rosa clara emma nora ruby ella maya tess ivy lucy hana zoe pia greta wanda sofia june"
 BOYS = "tom ben sam leo max finn jack oscar hugo noah paul karl milo emil ravi theo otto luca felix dan"
@@ -36,8 +31,7 @@ _PRONOUNS = {"girl": ("she", "her", "her"), "boy": ("he", "his", "him")}
 
 
 def _falling(words: str) -> dict[str, float]:
-    """Probabilities that fall slowly along the list: a model that ignores them shows up in the slot
-    marginals."""
+    """Probabilities that fall slowly along the list, so that slot marginals show a model that ignores them."""
     names = words.split()
     weights = 1.0 / (np.arange(len(names)) + 4.0)
     shares = weights / weights.sum()
@@ -73,8 +67,7 @@ def _story_program() -> tuple[Piece, list[Fact]]:
     slots["thanked"] = one_of(thanked=0.5, hugged=0.3, kissed=0.2)
     slots["joy"] = one_of(**_falling(JOYS))
 
-    # Who the story is about is part of the counter from the first word that tells it; pronouns are plain
-    # words.
+    # Who the story is about is part of the counter from the first word that tells it; pronouns are plain words.
     after_named, after_name = {}, {}
     for hero, (she, her, of_her) in _PRONOUNS.items():
         own = {**slots, "name": Mention(hero), "she": Say(she), "her": Say(her), "them": Say(of_her), "hero": Say(hero)}
@@ -90,8 +83,7 @@ def _story_program() -> tuple[Piece, list[Fact]]:
 
 
 def _rest(own: Mapping[str, Piece]) -> Piece:
-    """A story after its first sentence: four or five more, with or without saying what was owned and how it
-    felt."""
+    """A story after its first sentence: four or five more. They may leave out what was owned, or how it felt."""
     owned = {
         "{she} had a {colour} {thing} .": 0.4,
         "{she} {loved} {her} {thing} .": 0.2,
@@ -122,8 +114,7 @@ def _rest(own: Mapping[str, Piece]) -> Piece:
         own,
     )
     feels, finds = lines(felt, own), lines(found, own)
-    # What was felt may be left out only where it was said what was owned: five sentences at least, six at
-    # most.
+    # Only a story that said what was owned may leave out what was felt: five sentences at least, six at most.
     long = Line((lines(owned, own), lost, Choice(((0.4, Line((feels, finds))), (0.6, finds))), ended))
     short = Line((lost, feels, finds, ended))
     return Choice(((0.7, long), (0.3, short)))
@@ -133,7 +124,7 @@ class StoriesLaw(Grammar):
     """The law of the corpus: draws texts and says how likely any text is. All ids are `numpy` arrays [num, length]."""
 
     def __init__(self) -> None:
-        super().__init__(*_story_program(), end=END_TOKEN)
+        super().__init__(*_story_program())
 
     @cached_property
     def groups(self) -> dict[str, list[list[str]]]:
@@ -153,50 +144,12 @@ class StoriesLaw(Grammar):
             digest.update(np.ascontiguousarray(table).tobytes())
         return digest.hexdigest()
 
-    def encode(self, story: str) -> list[int]:
-        """Ids of a readable text; the inverse of `decode` on texts of the corpus."""
-        spaced = story.lower().replace(".", " . ").replace(",", " , ").replace(END_TOKEN, f" {END_TOKEN} ")
-        unknown = [word for word in spaced.split() if word not in self.word_id]
-        if unknown:
-            raise UserError(f"{unknown[0]!r} is not one of the {len(self.vocabulary)} words of the stories")
-        return [self.word_id[word] for word in spaced.split()]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """A readable text: see `detokenize`."""
-        return detokenize([self.vocabulary[int(index)] for index in ids])
-
-    def clean_log_prob(self, ids: ArrayLike) -> Floats:
-        """Log-probability of each sequence in nats, [num]."""
-        return -self.clean_nll(ids)
-
-    def unigram_entropy(self) -> float:
-        """Entropy of a single word of an endless text, in nats, exact."""
-        return float(-np.sum(self.unigram[self.unigram > 0] * np.log(self.unigram[self.unigram > 0])))
-
-    def facts_kept(self, ids: ArrayLike) -> dict[str, dict[str, Any]]:
-        """Per fact and for `all`: repeated mentions (and stories) that agree with the first mention."""
-        return self.agreement(ids, self.groups)
+    def facts_kept(self, ids: ArrayLike) -> dict[str, int]:
+        """Repeated mentions of facts, and stories, that agree with the first mention: see `agreement`."""
+        return self.agreement(ids, self.groups.values())
 
 
 @cache
 def stories_law() -> StoriesLaw:
     """The one law of the corpus; compiling it takes a moment, so it is kept."""
     return StoriesLaw()
-
-
-def detokenize(words: Sequence[str]) -> str:
-    """Readable text: capitals at sentence starts and in names, no space before punctuation, a line per
-    story."""
-    names = set(GIRLS.split()) | set(BOYS.split())
-    pieces: list[str] = []
-    starts_sentence = True
-    for word in words:
-        if word == END_TOKEN:
-            pieces.append("\n")
-            starts_sentence = True
-            continue
-        shown = word.capitalize() if starts_sentence or word in names else word
-        glued = not pieces or pieces[-1].endswith("\n") or word in {".", ","}
-        pieces.append(shown if glued else f" {shown}")
-        starts_sentence = word == "."
-    return "".join(pieces).rstrip("\n")

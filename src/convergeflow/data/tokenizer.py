@@ -19,7 +19,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from convergeflow.data.fetch import fetched
-from convergeflow.data.stories import BOYS, END_TOKEN, GIRLS, stories_law
+from convergeflow.data.program import END_TOKEN
+from convergeflow.data.stories import BOYS, GIRLS, stories_law
 from convergeflow.errors import UserError, unknown_name
 
 KINDS = ("word", "bpe", "byte", "gpt2")

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import UserError
-from convergeflow.evaluation.entropy import sample_entropies
 from convergeflow.evaluation.estimate import Estimate, Floats, finite, mean
 from convergeflow.evaluation.generative import Scored, mean_nll, perplexity
 from convergeflow.evaluation.likelihood import bits_per_byte, bytes_per_token
-from convergeflow.evaluation.metrics import measure, measure_exact
+from convergeflow.evaluation.metrics import measure, measure_exact, sample_entropies
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.reference import Reference
-from convergeflow.evaluation.scorers import Advance, Scorer, Texts, scorer_named, silent
+from convergeflow.evaluation.scorers import END_OF_TEXT, Advance, Scorer, Texts, scorer_named, silent
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.systems.protocol import LanguageModel, Samples
 
@@ -64,7 +63,7 @@ class SampleSet:
         texts = [line.get("text") for line in lines]
         documents = None
         if tokenizer is None and all(isinstance(text, str) for text in texts):
-            documents = Texts.from_texts([str(text) for text in texts]).documents
+            documents = [str(text).split(END_OF_TEXT) for text in texts]
         return cls(
             np.array([line["ids"] for line in lines], dtype=np.int64),
             [int(line.get("seed", index)) for index, line in enumerate(lines)],
@@ -209,13 +208,9 @@ class Assessor:
     def read(self, texts: Texts, protocol: Protocol, progress: Advance = silent) -> Reading:
         """What the scorer says of texts, with their unigram entropies."""
         scored = self.scorer.score(texts, protocol, progress)
-        rows: Sequence[Any]
+        rows: Sequence[Any] = list(texts.ids)
         if protocol.entropy_on == "retokenised" and scored.retokenised is not None:
             rows = scored.retokenised
-        elif texts.ids is not None:
-            rows = list(texts.ids)
-        else:
-            rows = scored.retokenised or []
         entropies = sample_entropies(rows)
         if protocol.skip_empty:
             entropies[[len(row) == 0 for row in scored.retokenised or rows]] = np.nan

@@ -26,25 +26,11 @@ EPS = 1e-3
 class ExactScores:
     """Scores of a set of blocks of one length; NLL and entropy in nats per token."""
 
-    length: int
-    smoothed: Floats
-    """Nats of each whole block under the smoothed law, [n]."""
-    clean: Floats
-    """Nats of each whole block under the law itself, [n]; infinite where the block is not valid."""
     metrics: dict[str, Estimate]
     slots: dict[str, float | None]
     """KL(samples || law) of each choice in nats; None where it never came up."""
     entropy: float
     """Entropy of a block under the law, nats per token, exact."""
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "entropy_per_token": self.entropy,
-            "eps": EPS,
-            "slots": self.slots,
-            **{name: estimate.describe() for name, estimate in self.metrics.items()},
-        }
 
 
 def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> ExactScores:
@@ -57,7 +43,7 @@ def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> Exa
     entropy = law.block_entropy(length) / length
     clean_mean, smoothed_mean = mean(clean[valid] / length), mean(smoothed / length)
     groups = groups_of(num, at_most=10)
-    facts = [law.facts_kept(ids[part])["all"] for part in groups]
+    facts = [law.facts_kept(ids[part]) for part in groups]
     counts = [law.slot_counts(ids[part]) for part in groups]
     marginals = law.slot_marginals()
     metrics = {
@@ -73,10 +59,10 @@ def exact_scores(ids: NDArray[np.integer], law: StoriesLaw | None = None) -> Exa
         "slot_kl": grouped_jackknife(counts, lambda parts: _mean_divergence(parts, marginals), num),
     }
     slots = {
-        name: finite(_divergence(np.sum([part[name] for part in counts], axis=0), marginal))
+        name: finite(divergence(np.sum([part[name] for part in counts], axis=0), marginal))
         for name, marginal in marginals.items()
     }
-    return ExactScores(length, smoothed, clean, metrics, slots, entropy)
+    return ExactScores(metrics, slots, entropy)
 
 
 def _over_groups(parts: Sequence[dict[str, Any]], kept: str, total: str, num: int) -> Estimate:
@@ -84,7 +70,7 @@ def _over_groups(parts: Sequence[dict[str, Any]], kept: str, total: str, num: in
     return replace(ratio([part[kept] for part in parts], [part[total] for part in parts]), n=num)
 
 
-def _divergence(count: NDArray[np.int64], law: Floats) -> float:
+def divergence(count: NDArray[np.int64], law: Floats) -> float:
     """KL(counts || law) in nats; nan where nothing was counted."""
     if count.sum() == 0:
         return math.nan
@@ -99,6 +85,6 @@ def _mean_divergence(parts: Sequence[dict[str, NDArray[np.int64]]], marginals: d
     for name, law in marginals.items():
         count = np.sum([part[name] for part in parts], axis=0)
         if count.sum():
-            total += float(count.sum()) * _divergence(count, law)
+            total += float(count.sum()) * divergence(count, law)
             weight += float(count.sum())
     return total / weight if weight else math.nan

@@ -1,11 +1,8 @@
 """Frontiers: Gen. PPL against entropy along a control, and Gen. PPL at the data's own entropy.
 
 A single point can be moved to almost any Gen. PPL by giving up entropy, so systems are compared at one entropy, the
-data's. A point is off the frontier if another of its curve has a lower Gen. PPL beyond two standard errors and no less
-entropy within two. Between neighbours on the frontier log Gen. PPL is taken as linear in entropy; beyond its ends
-nothing is claimed, except that an end within 0.05 nat of the data's entropy, or within two standard errors, is at that
-entropy. The uncertainty is a bootstrap over samples: points made from the same seeds are resampled together, since
-their errors go together, and the data's entropy varies with its own standard error.
+data's. `HOW` says how it is read off. Points made from the same seeds are resampled together, since their errors go
+together.
 """
 
 from __future__ import annotations
@@ -56,22 +53,19 @@ class FrontierPoint:
     @classmethod
     def from_record(cls, value: Any, record: Mapping[str, Any], file: str | None = None) -> FrontierPoint:
         """A point from an evaluation record."""
-        each = record["per_sample"]
-        missing = math.nan
+        known: dict[str, Any] = {name: record[name] for name in ("entropy", "nfe", "n", "seeds")}
+        for name in ("gen_ppl_se", "entropy_se"):
+            known[name] = math.nan if record[name] is None else record[name]
+        each = {name: np.array(record["per_sample"][name], dtype=np.float64) for name in ("nll", "tokens", "entropy")}
         return cls(
             value,
-            record["gen_ppl"] if record["gen_ppl"] is not None else math.inf,
-            record["gen_ppl_se"] if record["gen_ppl_se"] is not None else missing,
-            record["entropy"],
-            record["entropy_se"] if record["entropy_se"] is not None else missing,
-            record["nfe"],
-            record["n"],
-            record["seeds"],
-            np.array(each["nll"], dtype=np.float64),
-            np.array(each["tokens"], dtype=np.float64),
-            np.array([missing if entropy is None else entropy for entropy in each["entropy"]]),
-            record.get("valid"),
-            file,
+            math.inf if record["gen_ppl"] is None else record["gen_ppl"],
+            **known,
+            nll=each["nll"],
+            tokens=each["tokens"],
+            entropies=each["entropy"],
+            valid=record.get("valid"),
+            file=file,
         )
 
     def resampled(self, picks: np.ndarray[Any, Any]) -> tuple[Floats, Floats]:
@@ -80,40 +74,26 @@ class FrontierPoint:
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "value": self.value,
-            "gen_ppl": finite(self.gen_ppl),
-            "gen_ppl_se": finite(self.gen_ppl_se),
-            "entropy": self.entropy,
-            "entropy_se": finite(self.entropy_se),
-            "nfe": self.nfe,
-            "n": self.n,
-            "valid": self.valid,
-            "record": self.file,
-        }
+        names = ("value", "gen_ppl", "gen_ppl_se", "entropy", "entropy_se", "nfe", "n", "valid")
+        values = {name: getattr(self, name) for name in names} | {"record": self.file}
+        return {name: finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Crossing:
     """Gen. PPL where a curve has the data's entropy; `gen_ppl` is None where it never has."""
 
-    gen_ppl: float | None
-    se: float | None
-    low: float | None
-    """2.5 % of the bootstrap."""
-    high: float | None
-    between: tuple[Any, Any] | None
     says: str
+    gen_ppl: float | None = None
+    se: float | None = None
+    interval_95: list[float] | None = None
+    """The middle 95 % of the bootstrap."""
+    between: list[Any] | None = None
+    """The values of the control on both sides."""
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "gen_ppl": self.gen_ppl,
-            "se": self.se,
-            "interval_95": None if self.low is None else [self.low, self.high],
-            "between": None if self.between is None else list(self.between),
-            "says": self.says,
-        }
+        return {name: getattr(self, name) for name in ("gen_ppl", "se", "interval_95", "between", "says")}
 
 
 def undominated(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
@@ -142,21 +122,18 @@ def interpolate(
     bootstraps: int = BOOTSTRAPS,
     seed: int = 0,
 ) -> Crossing:
-    """Gen. PPL of a curve at an entropy; see the head of this file for how."""
+    """Gen. PPL of a curve at an entropy; see `HOW`."""
     ordered = undominated(points)
     if not ordered:
-        return Crossing(None, None, None, None, None, "no point has a finite Gen. PPL")
+        return Crossing("no point has a finite Gen. PPL")
     lowest, highest = ordered[0].entropy, ordered[-1].entropy
     nearest = ordered[0] if entropy < lowest else ordered[-1]
     outside = not lowest <= entropy <= highest
     reach = max(NEAR, _noise(nearest.entropy_se, entropy_se))
     if outside and not abs(nearest.entropy - entropy) <= reach:
         where = "below" if highest < entropy else "above"
-        says = (
-            f"stays {where} the data's entropy {entropy:.3f} ({lowest:.3f} to {highest:.3f}): "
-            "no value without extrapolation"
-        )
-        return Crossing(None, None, None, None, None, says)
+        covered = f"{lowest:.3f} to {highest:.3f}"
+        return Crossing(f"stays {where} the data's entropy {entropy:.3f} ({covered}): no value without extrapolation")
     above = next((i for i, point in enumerate(ordered) if point.entropy >= entropy), len(ordered) - 1)
     left, right = (nearest, nearest) if outside else (ordered[max(above - 1, 0)], ordered[above])
     known = [point.entropy for point in ordered], [math.log(point.gen_ppl) for point in ordered]
@@ -165,10 +142,9 @@ def interpolate(
     gen_ppl, se = math.exp(value), math.exp(value) * float(draws.std(ddof=1))
     low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
     place = f"its nearest point, {nearest.value}" if outside else f"between {left.value} and {right.value}"
-    says = (
-        f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} (95 %: {low:.3g} to {high:.3g}; {place})"
-    )
-    return Crossing(gen_ppl, se, low, high, (left.value, right.value), says)
+    interval = f"95 %: {low:.3g} to {high:.3g}"
+    says = f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} ({interval}; {place})"
+    return Crossing(says, gen_ppl, se, [low, high], [left.value, right.value])
 
 
 def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: float, times: int, seed: int) -> Floats:
@@ -214,7 +190,7 @@ class Frontier:
     def crossing(self, label: str) -> Crossing:
         """Gen. PPL of a curve at the data's entropy."""
         if self.real.get("entropy") is None:
-            return Crossing(None, None, None, None, None, "there is no real text to take the entropy from")
+            return Crossing("there is no real text to take the entropy from")
         return interpolate(self.curves[label], self.real["entropy"], self.real.get("entropy_se") or 0.0)
 
     def describe(self) -> dict[str, Any]:
@@ -222,10 +198,7 @@ class Frontier:
         return {
             "kind": "frontier",
             "format": 1,
-            "title": self.title,
-            "control": self.control,
-            "scorer": self.scorer,
-            "protocol": self.protocol,
+            **{name: getattr(self, name) for name in ("title", "control", "scorer", "protocol")},
             "real": dict(self.real),
             "floor": self.floor,
             "how": HOW,

@@ -42,14 +42,14 @@ def mean_nll(scored: Scored, aggregate: str = "corpus") -> Estimate:
 
 
 def perplexity(scored: Scored, aggregate: str = "corpus") -> Estimate:
-    """exp of the mean NLL; its error is the delta method's, perplexity times that of the mean NLL."""
+    """exp of the mean NLL; by the delta method its error is perplexity times the error of the mean NLL."""
     nll = mean_nll(scored, aggregate)
     value = math.exp(nll.value) if nll.value < 700 else math.inf
     return nll.map(lambda _: value, value)
 
 
 def log_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> Floats | None:
-    """For each noise, a number whose mean is log Gen. PPL of `left` less that of `right`; None without pairs.
+    """For each noise, a number whose mean is log Gen. PPL of `left` less log Gen. PPL of `right`; None without pairs.
 
     Both are `per_sample` parts of records made from the same seeds. Gen. PPL is a ratio of sums over samples, nats over
     tokens; these are its linear parts, and differences of nats per token where all texts have as many tokens.

@@ -28,15 +28,15 @@ class Protocol:
 
     id: str
     about: str
-    start_token: bool
+    start_token: bool = False
     """Whether the scorer sees its start-of-text token first, so that the first token of the sample is scored."""
-    ends: str
+    ends: str = "all"
     """Ends of text that are scored: `all`, or the `first` only; `cut` drops what is behind the first as well."""
-    truncate: int | None
+    truncate: int | None = PAPER_LENGTH
     """Tokens of the scorer after which a sample is cut; None means the scorer's context."""
-    dtype: str
+    dtype: str = "float32"
     """Number format of the scorer."""
-    entropy_on: str
+    entropy_on: str = "ids"
     """Whether unigram entropy is of the generated `ids` or of the `retokenised` text."""
     aggregate: str = "corpus"
     """`corpus`: exp of the mean NLL over all scored tokens of all samples; `sample`: mean of each sample's exp."""
@@ -61,50 +61,23 @@ class Protocol:
 PROTOCOLS = {
     protocol.id: protocol
     for protocol in (
-        Protocol(
-            "ours-1",
-            "every token scored, start token given, float32",
-            start_token=True,
-            ends="all",
-            truncate=None,
-            dtype="float32",
-            entropy_on="ids",
-        ),
+        Protocol("ours-1", "every token scored, start token given, float32", start_token=True, truncate=None),
         Protocol(
             "convergeflow-2026",
             "first token unscored, every end of text scored; the published script may have run in float64 by accident, "
             "which with smollm2 moves the value by 2e-5 of itself",
-            start_token=False,
-            ends="all",
-            truncate=PAPER_LENGTH,
-            dtype="float32",
-            entropy_on="ids",
         ),
-        Protocol(
-            "langflow-2026",
-            "as convergeflow-2026 with the scorer in float16",
-            start_token=False,
-            ends="all",
-            truncate=PAPER_LENGTH,
-            dtype="float16",
-            entropy_on="ids",
-        ),
+        Protocol("langflow-2026", "as convergeflow-2026 with the scorer in float16", dtype="float16"),
         Protocol(
             "duo-2026",
             "second and later ends of text are not scored; the published script also drops the last partial batch, "
             "which is not repeated here",
-            start_token=False,
             ends="first",
-            truncate=PAPER_LENGTH,
-            dtype="float32",
-            entropy_on="ids",
         ),
         Protocol(
             "elf-2026",
             "text behind the first end is dropped, empty samples skipped, entropy on the scorer's tokens, bfloat16",
-            start_token=False,
             ends="cut",
-            truncate=PAPER_LENGTH,
             dtype="bfloat16",
             entropy_on="retokenised",
             skip_empty=True,

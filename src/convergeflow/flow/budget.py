@@ -17,8 +17,6 @@ from convergeflow.flow.grid import grid_by_name
 from convergeflow.flow.guidance import Controls, adaptive_factor
 from convergeflow.flow.schedule import Schedule
 
-GridMaker = Callable[[int], Tensor]
-
 
 @dataclass(frozen=True)
 class Allocation:
@@ -51,7 +49,9 @@ def allocate_constant(nfe: int, refine: int) -> list[int]:
     return [refine - every - (1 if i < first else 0) for i in range(num_steps)]
 
 
-def allocate_adaptive(nfe: int, refine: int, configuration: str, schedule: Schedule, make_grid: GridMaker) -> list[int]:
+def allocate_adaptive(
+    nfe: int, refine: int, configuration: str, schedule: Schedule, make_grid: Callable[[int], Tensor]
+) -> list[int]:
     """Configurations B and C: K_i = ceil(K factor_i) on the most steps that fit; the rest to the largest fractions."""
 
     def raw(num_steps: int) -> list[float]:

@@ -38,8 +38,6 @@ def midpoint_grid(num_steps: int, schedule: Schedule | None = None) -> Tensor:
 
 def langflow_grid(num_steps: int, schedule: Schedule | None = None, cutoff: float = 1e-5) -> Tensor:
     """N evenly spaced times from cutoff to 1 - cutoff: its first and last intervals are huge jumps in log-SNR."""
-    if num_steps == 1:
-        return torch.tensor([cutoff], dtype=torch.float64)
     return torch.linspace(cutoff, 1.0 - cutoff, num_steps, dtype=torch.float64)
 
 
@@ -67,8 +65,6 @@ def closing_grid(num_steps: int, schedule: Schedule) -> Tensor:
     """
     closing = round(CLOSING_SHARE * num_steps)
     ends = midpoint_grid(num_steps - closing)
-    if closing == 0:
-        return ends
     last = float(-schedule(ends[-1]).gamma)
     end = min(float(-schedule(torch.ones((), dtype=torch.float64)).gamma), CLOSING_LOG_SNR)
     return torch.cat([ends, schedule.time_at(torch.linspace(last, end, closing + 1, dtype=torch.float64)[1:])])

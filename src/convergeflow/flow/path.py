@@ -1,10 +1,12 @@
-"""The probability path x_t = alpha_t x* + sigma_t z (paper Eq. 1), and the noise that a data prediction implies.
+"""The probability path x_t = alpha_t x* + sigma_t z (paper Eq. 1), the noise that a prediction implies, distances.
 
 One time convention in this package: t = 0 is noise, t = 1 is data. Coefficients are [batch], or [batch, length] when
 each position has a noise level of its own; this file and the solver are the only ones that broadcast them.
 """
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor
 
@@ -25,3 +27,12 @@ def sample_path(x_star: Tensor, noise: Tensor, at: Coefficients) -> Tensor:
 def noise_from_data(mu: Tensor, x_t: Tensor, at: Coefficients) -> Tensor:
     """epsilon = (x_t - alpha mu)/sigma; undefined where sigma = 0."""
     return (x_t - spread(at.alpha, x_t) * mu) / spread(at.sigma, x_t)
+
+
+def normalised_distance(distance: Tensor, at: Coefficients, width: int) -> Tensor:
+    """||x - alpha e_j||/(sigma sqrt d) from ||x - alpha e_j||: what Theorem 1 shows on a trajectory (Figure 2).
+
+    It tends to 1 at the token that the state converges to, for there x = alpha e_j + sigma z, and grows with the
+    signal-to-noise ratio at every other. This also holds for schedules whose noise never vanishes.
+    """
+    return distance / (spread(at.sigma, distance) * math.sqrt(width))

@@ -47,8 +47,6 @@ class Coefficients:
     @staticmethod
     def joined(parts: Sequence[Coefficients], dim: int = 0) -> Coefficients:
         """Several groups of rows (0), or of positions (-1), one after the other."""
-        if len(parts) == 1:
-            return parts[0]
         return Coefficients(torch.cat([at.alpha for at in parts], dim), torch.cat([at.sigma for at in parts], dim))
 
     def wide(self, length: int) -> Coefficients:
@@ -100,8 +98,16 @@ class Linear:
         return {"kind": "linear"}
 
 
+class _VariancePreserving:
+    """alpha^2 + sigma^2 = 1."""
+
+    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
+        gamma = _as_times(gamma)
+        return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+
+
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_VariancePreserving):
     """alpha = sin(pi t/2), sigma = cos(pi t/2): variance preserving."""
 
     def __call__(self, t: Tensor | float) -> Coefficients:
@@ -112,20 +118,12 @@ class Cosine:
     def time_at(self, log_snr: Tensor | float) -> Tensor:
         return torch.atan((_as_times(log_snr) / 2).exp()) * (2 / math.pi)
 
-    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        return _variance_preserving(_as_times(gamma))
-
     def describe(self) -> dict[str, Any]:
         return {"kind": "cosine"}
 
 
-def _variance_preserving(gamma: Tensor) -> Coefficients:
-    """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma)."""
-    return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
-
-
 @dataclass(frozen=True)
-class Gumbel:
+class Gumbel(_VariancePreserving):
     """LangFlow's schedule: gamma = loc - scale log(-log q) with q = 1 - t, clamped at two quantiles.
 
     Variance preserving. The clamp keeps sigma away from zero: at the data end gamma = gamma_min, not -inf. The defaults
@@ -159,23 +157,15 @@ class Gumbel:
         return (self.loc - self.scale * minus_log_q.log()).clamp(self.gamma_min, self.gamma_max)
 
     def __call__(self, t: Tensor | float) -> Coefficients:
-        return _variance_preserving(self.gamma(t))
+        return self.at_gamma(self.gamma(t))
 
     def time_at(self, log_snr: Tensor | float) -> Tensor:
         gamma = (-_as_times(log_snr)).clamp(self.gamma_min, self.gamma_max)
         return -torch.expm1(-torch.exp(-(gamma - self.loc) / self.scale))
 
-    def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        return _variance_preserving(_as_times(gamma))
-
     def cdf(self, gamma: Tensor) -> Tensor:
         """F(gamma): the share q of training draws with less noise than gamma (before clamping)."""
         return torch.exp(-torch.exp(-(gamma - self.loc) / self.scale))
-
-    def log_density(self, gamma: Tensor) -> Tensor:
-        """log of the density of gamma when q is uniform (before clamping)."""
-        z = (gamma - self.loc) / self.scale
-        return -z - torch.exp(-z) - math.log(self.scale)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "gumbel", "loc": self.loc, "scale": self.scale, "cutoff": self.cutoff}

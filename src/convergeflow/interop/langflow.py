@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.systems.protocol import listing, misfits, read_tensors
 
 CUTOFF = 1e-5
 """LangFlow's clamp of the Gumbel quantiles; a constant of its code that is not among the weights."""
@@ -58,85 +58,31 @@ _OUTSIDE_BLOCKS = {
 _SCHEDULE = ("proposal.loc", "proposal.scale", "proposal.entropy")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What fixes every shape of a LangFlow network."""
-
-    vocabulary: int
-    width: int
-    condition_width: int
-    depth: int
-    heads: int
-
-    def names(self) -> dict[str, str]:
-        """LangFlow's name -> that in `FlowNetwork`, for every tensor."""
-        blocks = {
-            f"backbone.blocks.{i}.{theirs}": f"backbone.blocks.{i}.{ours}"
-            for i in range(self.depth)
-            for theirs, ours in _BLOCK.items()
-        }
-        return {**_OUTSIDE_BLOCKS, **blocks}
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """LangFlow's name -> the shape it must have."""
-        V, D, C = self.vocabulary, self.width, self.condition_width
-        block: dict[str, tuple[int, ...]] = {
-            "norm1.weight": (D,),
-            "attn_qkv.weight": (3 * D, D),
-            "attn_out.weight": (D, D),
-            "norm2.weight": (D,),
-            "mlp.0.weight": (4 * D, D),
-            "mlp.0.bias": (4 * D,),
-            "mlp.2.weight": (D, 4 * D),
-            "mlp.2.bias": (D,),
-            "adaLN_modulation.weight": (6 * D, C),
-            "adaLN_modulation.bias": (6 * D,),
-        }
-        return {
-            "backbone.vocab_embed.embedding": (V, D),
-            "backbone.self_cond_proj.weight": (D, 2 * D),
-            "backbone.sigma_map.mlp.0.weight": (C, 256),
-            "backbone.sigma_map.mlp.0.bias": (C,),
-            "backbone.sigma_map.mlp.2.weight": (C, C),
-            "backbone.sigma_map.mlp.2.bias": (C,),
-            "backbone.output_layer.norm_final.weight": (D,),
-            "backbone.output_layer.adaLN_modulation.weight": (2 * D, C),
-            "backbone.output_layer.adaLN_modulation.bias": (2 * D,),
-            "backbone.output_layer.linear.weight": (V, D),
-            "backbone.output_layer.linear.bias": (V,),
-            _ROTARY: (D // self.heads // 2,),
-            **dict.fromkeys(_SCHEDULE, ()),
-            **{f"backbone.blocks.{i}.{name}": shape for i in range(self.depth) for name, shape in block.items()},
-        }
+_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "condition_width": "cond_dim",
+    "depth": "n_blocks",
+    "heads": "n_heads",
+}
 
 
 def load_langflow(source: str | Path, *, revision: str | None = None) -> ConvergeFlowModel:
     """The model of a LangFlow folder, or of a hub repository `owner/name` (which is downloaded)."""
     config_file, weights_file = _locate(str(source), revision)
-    config = _read_config(config_file)
+    values = _read_config(config_file)
     try:
-        weights = load_file(weights_file)
-    except SafetensorError as error:
-        raise UserError(f"{weights_file} is not a whole safetensors file ({error}); copy it again") from None
-    try:
-        sizes = Sizes(
-            vocabulary=int(config["vocab_size"]),
-            width=int(config["hidden_size"]),
-            condition_width=int(config["cond_dim"]),
-            depth=int(config["n_blocks"]),
-            heads=int(config["n_heads"]),
-        )
+        sizes: dict[str, Any] = {ours: int(values[theirs]) for ours, theirs in _SIZES.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{config_file} is not a LangFlow configuration: {error!r} is missing or no number") from None
-    return model_from_weights(
-        weights,
-        sizes,
+    config = ConvergeFlowConfig(
+        **sizes,
+        length=int(values.get("model_length", 1024)),
+        dropout=float(values.get("dropout", 0.1)),
         method="langflow",
-        length=int(config.get("model_length", 1024)),
-        dropout=float(config.get("dropout", 0.1)),
-        cutoff=float(config.get("gumbel_cutoff", CUTOFF)),
-        source=str(source),
     )
+    cutoff = float(values.get("gumbel_cutoff", CUTOFF))
+    return model_from_weights(read_tensors(weights_file), config, str(source), cutoff=cutoff)
 
 
 def _locate(source: str, revision: str | None) -> tuple[Path, Path]:
@@ -182,62 +128,39 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def model_from_weights(
-    weights: Mapping[str, Tensor], sizes: Sizes, *, method: str, length: int, dropout: float, cutoff: float, source: str
+    weights: Mapping[str, Tensor], config: ConvergeFlowConfig, source: str, *, cutoff: float = CUTOFF
 ) -> ConvergeFlowModel:
-    """Our model with the tensors of LangFlow's network; `source` is named in errors."""
-    check_names_and_shapes(weights, sizes.shapes(), source)
-    _check_rotary(weights[_ROTARY], source)
+    """Our model of the given sizes with the tensors of LangFlow's network; `source` is named in errors."""
+    names = _OUTSIDE_BLOCKS | {
+        f"backbone.blocks.{i}.{theirs}": f"backbone.blocks.{i}.{ours}"
+        for i in range(config.depth)
+        for theirs, ours in _BLOCK.items()
+    }
+    _check(weights, names, config, source)
     loc, scale, entropy = (float(weights[name]) for name in _SCHEDULE)
     if not scale > 0:
         raise UserError(f"{source}: proposal.scale is {scale}; a Gumbel schedule needs a positive scale")
-    config = ConvergeFlowConfig(
-        vocabulary=sizes.vocabulary,
-        width=sizes.width,
-        depth=sizes.depth,
-        heads=sizes.heads,
-        condition_width=sizes.condition_width,
-        length=length,
-        dropout=dropout,
-        schedule={"kind": "gumbel", "loc": loc, "scale": scale, "cutoff": cutoff},
-        schedule_entropy=entropy,
-        method=method,
-    )
-    model = ConvergeFlowModel(config)
-    state = {ours: weights[theirs].float() for theirs, ours in sizes.names().items()}
-    # The one thing of ours that LangFlow does not have; zeros stand for "the training text is not known".
-    state["log_unigram"] = torch.zeros(sizes.vocabulary)
+    schedule = {"kind": "gumbel", "loc": loc, "scale": scale, "cutoff": cutoff}
+    model = ConvergeFlowModel(replace(config, schedule=schedule, schedule_entropy=entropy))
+    state = {ours: weights[theirs].float() for theirs, ours in names.items()}
+    # LangFlow has no word frequencies; zeros mean that the training text is not known.
+    state["log_unigram"] = torch.zeros(config.vocabulary)
     model.network.load_state_dict(state, strict=True)
     return model.eval()
 
 
-def check_names_and_shapes(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Refuse weights that are not exactly the expected ones, with the names of those that differ."""
-    wrong = [
-        f"{name} is {tuple(weights[name].shape)}, not {shape}"
-        for name, shape in shapes.items()
-        if name in weights and tuple(weights[name].shape) != shape
-    ]
-    broken = [name for name in shapes if name in weights and not bool(torch.isfinite(weights[name].float()).all())]
-    complaints = [
-        _listing("missing", sorted(set(shapes) - set(weights))),
-        _listing("unexpected", sorted(set(weights) - set(shapes))),
-        _listing("mis-shaped", wrong),
-        _listing("not finite", broken),
-    ]
+def _check(weights: Mapping[str, Tensor], names: Mapping[str, str], config: ConvergeFlowConfig, source: str) -> None:
+    """Refuse weights that are not exactly LangFlow's, with the names of those that differ."""
+    with torch.device("meta"):  # shapes alone
+        own = FlowNetwork(config.part(Shape)).state_dict()
+    half = config.width // config.heads // 2
+    frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    expected = {theirs: own[ours] for theirs, ours in names.items()}
+    expected |= {_ROTARY: frequencies, **dict.fromkeys(_SCHEDULE, torch.zeros(()))}
+    broken = [name for name in expected if name in weights and not bool(torch.isfinite(weights[name].float()).all())]
+    complaints = [misfits(expected, weights), listing("not finite", broken) if broken else ""]
     if any(complaints):
         raise UserError(f"{source} is not a whole LangFlow network: " + "; ".join(filter(None, complaints)))
-
-
-def _listing(kind: str, names: list[str], most: int = 8) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{kind}: {', '.join(names[:most])}{more}"
-
-
-def _check_rotary(stored: Tensor, source: str) -> None:
     # We compute these frequencies; another base would silently turn every attention pattern.
-    half = len(stored)
-    ours = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    if not torch.allclose(stored.double(), ours, rtol=1e-4):
+    if not torch.allclose(weights[_ROTARY].double(), frequencies, rtol=1e-4):
         raise UserError(f"{source}: {_ROTARY} does not hold the rotary frequencies of base 10000")

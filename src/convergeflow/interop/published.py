@@ -17,31 +17,22 @@ import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
-from convergeflow.interop.langflow import CUTOFF, Sizes, model_from_weights
-from convergeflow.systems.convergeflow import ConvergeFlowModel
+from convergeflow.interop.langflow import model_from_weights
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 WEIGHTS = {"ema": "ema", "raw": "model"}
 """Our word -> the key in the file. The paper's own evaluation script reads the raw weights."""
 
 
 def load_published(file: str | Path, *, weights: str = "ema", length: int | None = None) -> ConvergeFlowModel:
-    """The model of a published checkpoint; `length` defaults to the block size of the run, else 1024."""
+    """The model of a published checkpoint; without a `length` the run's is used, or 1024."""
     if weights not in WEIGHTS:
         raise UserError(f"`weights` must be one of {', '.join(WEIGHTS)}, not {weights!r}")
     archive = _open(Path(file).expanduser())
     state = _state(archive, WEIGHTS[weights], file)
     if length is None:
         length = int(getattr(archive.get("args"), "block_size", None) or 1024)
-    # The published configuration is fixed in these two numbers, and neither is among the weights.
-    return model_from_weights(
-        state,
-        _sizes(state, file),
-        method="convergeflow",
-        length=length,
-        dropout=0.1,
-        cutoff=CUTOFF,
-        source=f"{file} ({weights})",
-    )
+    return model_from_weights(state, _config(state, length, file), f"{file} ({weights})")
 
 
 def _open(file: Path) -> Mapping[str, Any]:
@@ -70,12 +61,19 @@ def _state(archive: Mapping[str, Any], key: str, file: str | Path) -> dict[str, 
     return dict(state)
 
 
-def _sizes(state: Mapping[str, Tensor], file: str | Path) -> Sizes:
+def _config(state: Mapping[str, Tensor], length: int, file: str | Path) -> ConvergeFlowConfig:
     blocks = {int(found[1]) for name in state if (found := re.match(r"backbone\.blocks\.(\d+)\.", name))}
     try:
         vocabulary, width = state["backbone.vocab_embed.embedding"].shape
         condition_width = state["backbone.sigma_map.mlp.0.bias"].shape[0]
-        heads = width // (2 * state["backbone.rotary_emb.inv_freq"].shape[0])
+        heads = max(1, width // (2 * state["backbone.rotary_emb.inv_freq"].shape[0]))
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UserError(f"{file} does not hold a LangFlow network: {error} is missing or mis-shaped") from None
-    return Sizes(vocabulary, width, condition_width, depth=len(blocks), heads=max(heads, 1))
+    return ConvergeFlowConfig(
+        vocabulary=vocabulary,
+        width=width,
+        depth=len(blocks),
+        heads=heads,
+        condition_width=condition_width,
+        length=length,
+    )

@@ -9,6 +9,7 @@ Shapes: B batch, L length, D width, H heads, C condition width. gamma is [B], or
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +18,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from convergeflow.errors import UserError
 from convergeflow.model.views import WHOLE, View
 
 GAMMA_LIMIT = 60.0
 """gamma is infinite at the ends of unclamped schedules; sinusoids need a number, and beyond this nothing changes."""
+
+
+@dataclass(frozen=True)
+class TrunkShape:
+    """The size of a trunk with its vocabulary; the defaults are the paper's."""
+
+    vocabulary: int = 50257
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    condition_width: int = 128
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads) != 0:
+            raise UserError(f"width {self.width} must be a multiple of 2 x heads (2 x {self.heads}) for the rotations")
 
 
 class Norm(nn.Module):
@@ -35,19 +53,12 @@ class Norm(nn.Module):
 
 
 class FewRows(nn.Linear):
-    """A linear layer of one row per sample, whose bits do not depend on how many samples there are.
-
-    Libraries choose other kernels for a few rows; the whole network has no other product of so few.
-    """
-
-    FEWEST = 16
+    """A layer of one row per sample, whose bits do not depend on their number: libraries treat a few rows apart."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
-        if len(rows) >= self.FEWEST or torch.is_grad_enabled():
-            return super().forward(x)
-        padded = torch.cat([rows, rows.new_zeros(self.FEWEST - len(rows), rows.shape[-1])])
-        return super().forward(padded)[: len(rows)].unflatten(0, x.shape[:-1])
+        missing = 0 if torch.is_grad_enabled() else max(0, 16 - len(rows))
+        return super().forward(functional.pad(rows, (0, 0, 0, missing)))[: len(rows)].unflatten(0, x.shape[:-1])
 
 
 class NoiseLevelEmbedding(nn.Module):
@@ -86,11 +97,11 @@ def rotate(x_BHLK: Tensor, start: int = 0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Full attention, no biases; `causal` is for the autoregressive rival."""
+    """Full attention, no biases."""
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
@@ -98,32 +109,29 @@ class Attention(nn.Module):
         """`mask` is the view's; positions behind a past go on from it, and copies each count from 0."""
         B, L, D = x_BLD.shape
         q, k, v = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        past = view.past(layer)
+        past = view.noted(f"layer {layer}")
         start = 0 if past is None else past[0].shape[-2]
         q, k = (rotate(each.unflatten(2, (view.copies, -1)), start).flatten(2, 3) for each in (q, k))
         if past is not None:
             k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
-        view.keep(k, v)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
+        view.note(f"layer {layer}", k, v)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).reshape(B, L, D))
 
 
 class Layer(nn.Module):
     """Attention and MLP, each normalised, shifted and scaled by the noise level, and gated into the residual stream."""
 
-    def __init__(
-        self, width: int, heads: int, condition_width: int, dropout: float, gate_init: float, causal: bool
-    ) -> None:
+    def __init__(self, shape: TrunkShape) -> None:
         super().__init__()
+        width = shape.width
         self.norm_attention, self.norm_mlp = Norm(width), Norm(width)
-        self.attention = Attention(width, heads, causal)
+        self.attention = Attention(width, shape.heads)
         self.mlp_up, self.mlp_down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.modulation = FewRows(condition_width, 6 * width)
-        self.dropout = dropout
+        self.modulation = FewRows(shape.condition_width, 6 * width)
+        self.dropout = shape.dropout
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
-        with torch.no_grad():  # order: shift, scale, gate of attention, then of the MLP
-            self.modulation.bias.view(6, width)[[2, 5]] = gate_init
 
     def forward(self, x_BLD: Tensor, condition: Tensor, *attention: Any) -> Tensor:
         """`attention`: what `Attention` takes besides."""
@@ -140,32 +148,16 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """The layers and the final modulated norm: hidden state in, hidden state out, [B, L, D] both."""
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        heads: int,
-        condition_width: int = 128,
-        dropout: float = 0.1,
-        gate_init: float = 0.0,
-        causal: bool = False,
-    ) -> None:
+    def __init__(self, shape: TrunkShape) -> None:
         super().__init__()
-        self.noise_level = NoiseLevelEmbedding(condition_width)
-        self.blocks = nn.ModuleList(
-            Layer(width, heads, condition_width, dropout, gate_init, causal) for _ in range(depth)
-        )
-        self.norm_final = Norm(width)
-        self.modulation_final = FewRows(condition_width, 2 * width)
+        self.noise_level = NoiseLevelEmbedding(shape.condition_width)
+        self.blocks = nn.ModuleList(Layer(shape) for _ in range(shape.depth))
+        self.norm_final = Norm(shape.width)
+        self.modulation_final = FewRows(shape.condition_width, 2 * shape.width)
         nn.init.zeros_(self.modulation_final.weight)
         nn.init.zeros_(self.modulation_final.bias)
         self.recompute = False
         """Activation checkpointing: keep only the inputs of layers, compute the rest again in the backward pass."""
-
-    def layers(self) -> list[Layer]:
-        """The layers, first to last."""
-        return [layer for layer in self.blocks if isinstance(layer, Layer)]
 
     def forward(self, x_BLD: Tensor, gamma: Tensor, view: View = WHOLE) -> Tensor:
         mask = view.mask(x_BLD.shape[1], x_BLD.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from convergeflow.errors import UserError
 from convergeflow.flow.path import spread
@@ -80,23 +80,11 @@ class KernelLogF:
         targets: Tensor | None = None,
         scores: Tensor | None = None,
     ) -> Weighted:
-        h, bias, x, kernel = self._terms(x, at)
-        return weigh(
-            h,
-            self.weight,
-            bias,
-            x,
-            kernel,
-            self.table,
-            targets=targets,
-            token=details,
-            top_weight=details,
-            scores=None if self.evidence is not None else scores,
-        )
+        operands = self._operands(x, at)
+        return weigh(*operands, targets=targets, token=details, top_weight=details, scores=scores)
 
     def logits(self, x: Tensor, at: Coefficients) -> Tensor:
-        h, bias, x, kernel = self._terms(x, at)
-        return logits(h, self.weight, bias, x, kernel, self.table)
+        return logits(*self._operands(x, at))
 
     def scores(self, x: Tensor) -> Tensor | None:
         return None if self.evidence is not None else kernel_scores(x.to(self.table.dtype), self.table)
@@ -107,8 +95,8 @@ class KernelLogF:
     def __getitem__(self, index: Any) -> KernelLogF:
         return replace(self, h=self.h[index], evidence=None if self.evidence is None else self.evidence[index])
 
-    def _terms(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Operands of the head; a temperature goes into those in which its logits are linear."""
+    def _operands(self, x_t: Tensor, at: Coefficients) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+        """h, W, b, x, kernel and table; a temperature goes into those in which the logits are linear."""
         x = x_t.to(self.table.dtype)
         kernel = spread(at.kernel, x)
         if self.evidence is not None:
@@ -117,7 +105,7 @@ class KernelLogF:
         if base != 1.0:
             h, bias = h / base, None if bias is None else bias / base
         kernel = kernel[..., 0] if self.temperature == 1.0 else kernel[..., 0] / self.temperature
-        return h, bias, x, kernel.expand(x.shape[:-1])
+        return h, self.weight, bias, x, kernel.expand(x.shape[:-1]), self.table
 
 
 @dataclass(frozen=True)
@@ -141,6 +129,37 @@ class DirectPrediction:
 
     def __getitem__(self, index: Any) -> DirectPrediction:
         return DirectPrediction(self.mu[index])
+
+
+class WeightedHead(nn.Linear):
+    """The paper's head. It starts at zero: a fresh model predicts by the Gaussian kernel alone."""
+
+    rule = "weight"
+    """The token rule of its samples where the user names none."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__(width, vocabulary)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def read(self, h: Tensor, table: Tensor, evidence: Tensor | None = None) -> LogF:
+        """The answer that the trunk's output holds."""
+        return KernelLogF(h, self.weight, self.bias, table, evidence)
+
+
+class DirectHead(WeightedHead):
+    """The head of the control experiment: as wide as the table, and without weights."""
+
+    rule = "prediction"
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__(width, width)
+
+    def read(self, h: Tensor, table: Tensor, evidence: Tensor | None = None) -> LogF:
+        return DirectPrediction(self(h.to(table.dtype)))
+
+
+HEADS = {"weighted": WeightedHead, "direct": DirectHead}
 
 
 def no_weights() -> UserError:

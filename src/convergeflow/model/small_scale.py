@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients
-from convergeflow.model.backbone import Backbone, rotate
-from convergeflow.model.head import KernelLogF, LogF
+from convergeflow.model.backbone import Backbone, Layer, rotate
+from convergeflow.model.head import LogF
 from convergeflow.model.network import FlowNetwork, Shape
-from convergeflow.model.views import AfterWords, Behind, Reading, View, pair_mask
+from convergeflow.model.views import View, pair_mask
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SmallScaleNetwork(FlowNetwork):
         # Each position counts with alpha x, which is its kernel times state in noise and stays bounded towards the
         # data: log f stays Lipschitz, as the paper's theorem asks.
         evidence = self.pooling(h.to(x.dtype), spread(at.alpha, x) * x, view)
-        return KernelLogF(view.leave(h), self.head.weight, self.head.bias, table, view.leave(evidence))
+        return self.head.read(view.leave(h), table, view.leave(evidence))
 
     def _present_prediction(self, x: Tensor, at: Coefficients, condition: Tensor | None, table: Tensor) -> Tensor:
         """The earlier prediction at positions that have one (zeros mean none), else the context-free one."""
@@ -91,9 +91,9 @@ class SmallScaleNetwork(FlowNetwork):
 @torch.no_grad()
 def open_gates(backbone: Backbone, start: float) -> None:
     """Set the start value of the residual gates; 0 is LangFlow's."""
-    for layer in backbone.layers():
-        # The order is shift, scale, gate of attention, then of the MLP.
-        layer.modulation.bias.view(6, -1)[[2, 5]] = start
+    for layer in backbone.modules():
+        if isinstance(layer, Layer):  # the order is shift, scale, gate of attention, then of the MLP
+            layer.modulation.bias.view(6, -1)[[2, 5]] = start
 
 
 class Neighbours(nn.Module):
@@ -106,12 +106,10 @@ class Neighbours(nn.Module):
 
     def forward(self, x_BLD: Tensor, view: View) -> Tensor:
         """A block behind clean words has those for neighbours; so has the noisy one of two copies."""
-        if isinstance(view, Reading):
-            view.notes["inputs"] = x_BLD[:, max(0, x_BLD.shape[1] - self.reach) :]
-        if isinstance(view, Behind):
-            words = view.notes["inputs"]
-            return self._mixed(torch.cat([words, x_BLD], 1))[:, words.shape[1] :]
-        if not isinstance(view, AfterWords):
+        view.note("inputs", x_BLD[:, max(0, x_BLD.shape[1] - self.reach) :])
+        if (words := view.noted("inputs")) is not None:
+            return self._mixed(torch.cat([*words, x_BLD], 1))[:, words[0].shape[1] :]
+        if view.starts is None:
             return self._mixed(x_BLD)
         clean, noisy = (self._back(half) for half in x_BLD.chunk(2, 1))
         place, starts = torch.arange(view.starts.shape[-1], device=x_BLD.device), view.starts.to(x_BLD.device)
@@ -147,18 +145,15 @@ class EvidencePooling(nn.Module):
         self.offset = nn.Parameter(torch.tensor([self.START]))
 
     def forward(self, h_BLD: Tensor, values_BLD: Tensor, view: View) -> Tensor:
-        if isinstance(view, Reading):  # a block behind these words will pool over them; they themselves are known
-            view.notes["hidden"], view.notes["values"] = h_BLD, values_BLD
-            return torch.zeros_like(values_BLD)
+        view.note("evidence", h_BLD, values_BLD)
         count = 0
-        if isinstance(view, Behind):
-            count = view.notes["hidden"].shape[1]
-            h_BLD = torch.cat([view.notes["hidden"], h_BLD], 1)
-            values_BLD = torch.cat([view.notes["values"], values_BLD], 1)
+        if (words := view.noted("evidence")) is not None:
+            count = words[0].shape[1]
+            h_BLD, values_BLD = torch.cat([words[0], h_BLD], 1), torch.cat([words[1], values_BLD], 1)
         q, k = (rotate(each(h_BLD).unflatten(1, (view.copies, -1))).flatten(1, 2) for each in (self.query, self.key))
         same = torch.sigmoid(q @ k.mT / h_BLD.shape[-1] ** 0.5 + self.offset)
         hidden = torch.eye(h_BLD.shape[1], dtype=torch.bool, device=h_BLD.device)
-        if isinstance(view, AfterWords):
+        if view.starts is not None:
             hidden = hidden | ~pair_mask(view.starts.to(h_BLD.device))
         pooled = same.masked_fill(hidden, 0.0).to(values_BLD.dtype) @ values_BLD
         return pooled[:, count:]

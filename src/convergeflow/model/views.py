@@ -16,10 +16,8 @@ from torch import Tensor
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients, plain_for_width
 
-Memory = list[tuple[Tensor, Tensor]]
-"""Keys and values [B, H, P, K] of each layer at P clean positions: they see nothing that follows, so they stay."""
-
-
+Notes = dict[str, tuple[Tensor, ...]]
+"""What parts of the network keep of clean words, by name. Clean words see nothing that follows, so it stays true."""
 Input = tuple[Tensor, Coefficients, Tensor | None]
 """State, noise level and condition."""
 
@@ -48,12 +46,12 @@ class View:
         """Who may look at whom, [.., length, length]; None if everybody may."""
         return None
 
-    def past(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values that stand before the input's own."""
-        return None
+    def note(self, name: str, *tensors: Tensor) -> None:
+        """Keep something of the words that are read, for blocks behind them."""
 
-    def keep(self, keys: Tensor, values: Tensor) -> None:
-        """Take note of a layer's keys and values."""
+    def noted(self, name: str) -> tuple[Tensor, ...] | None:
+        """What was kept of the words before."""
+        return None
 
 
 WHOLE = View()
@@ -103,31 +101,29 @@ class AfterWords(View):
 class Reading(View):
     """Clean words, each of which sees those up to itself; what a block behind them needs is put here."""
 
-    memory: Memory = field(default_factory=list)
-    notes: dict[str, Tensor] = field(default_factory=dict)
-    """What parts beside the trunk keep of the words, by name."""
+    notes: Notes = field(default_factory=dict)
 
     def mask(self, length: int, device: torch.device) -> Tensor | None:
         return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
-    def keep(self, keys: Tensor, values: Tensor) -> None:
-        self.memory.append((keys, values))
+    def note(self, name: str, *tensors: Tensor) -> None:
+        self.notes[name] = tensors
 
 
 @dataclass(frozen=True)
 class Behind(View):
     """A block behind words that were read before."""
 
-    memory: Memory
-    notes: dict[str, Tensor]
+    notes: Notes
 
-    def past(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        return self.memory[layer]
+    def noted(self, name: str) -> tuple[Tensor, ...] | None:
+        return self.notes[name]
 
     def rows(self, index: Tensor) -> Behind:
-        return Behind(
-            [(k[index], v[index]) for k, v in self.memory], {name: note[index] for name, note in self.notes.items()}
-        )
+        count = len(next(iter(self.notes.values()))[0])
+        if torch.equal(index, torch.arange(count, device=index.device)):
+            return self  # a copy of the notes costs more than the question
+        return Behind({name: tuple(tensor[index] for tensor in kept) for name, kept in self.notes.items()})
 
 
 def pair_mask(starts: Tensor) -> Tensor:

@@ -99,11 +99,3 @@ def block_starts(u: Tensor, longest: int, length: int) -> Tensor:
     sizes = torch.tensor([size for power in range(longest.bit_length()) if (size := 2**power) <= longest])
     size = sizes[(u * len(sizes)).long().clamp(max=len(sizes) - 1)][:, None]
     return torch.arange(length) // size * size
-
-
-def view_of_blocks(x_star: Tensor, block_length: int | None) -> View:
-    """The view in which blocks of one length are predicted after clean words; the whole sequence without blocks."""
-    if block_length is None:
-        return WHOLE
-    rows, length = x_star.shape[:2]
-    return AfterWords.plain(x_star, (torch.arange(length) // block_length * block_length).expand(rows, length))

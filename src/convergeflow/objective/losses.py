@@ -13,19 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.flow.path import sample_path, spread
+from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Schedule
 from convergeflow.model.fused import Weighted
 from convergeflow.model.network import FlowNetwork
-from convergeflow.objective.corruption import (
-    AfterClean,
-    Corruption,
-    EmptySlots,
-    Noisy,
-    PerPosition,
-    Whole,
-    view_of_blocks,
-)
+from convergeflow.objective.corruption import AfterClean, Corruption, EmptySlots, Noisy, PerPosition, Whole
 from convergeflow.objective.learned_schedule import LearnedGumbel, fitted_points
 from convergeflow.randomness import RowDraws
 
@@ -80,15 +72,15 @@ class Objective:
             return AfterClean(self.block_length)
         return PerPosition(self.position_noise) if self.position_noise > 0.0 else Whole()
 
-    def split(self, num: int, draws: RowDraws) -> Iterator[tuple[Tensor, Corruption]]:
-        """Rows of the batch, and how each part is corrupted: first the empty slots, then the path."""
+    def split(self, num: int, draws: RowDraws) -> Iterator[tuple[str, Tensor, Corruption]]:
+        """The parts of a batch, with their rows and corruptions: empty slots (`context`) if there are any, the path."""
         if self.clean_context == 0.0:
-            yield torch.arange(num), self.corruption
+            yield "path", torch.arange(num), self.corruption
             return
         beside = draws.uniform() < self.clean_context
-        for chosen, corruption in ((beside, EmptySlots()), (~beside, self.corruption)):
+        for name, chosen, corruption in (("context", beside, EmptySlots()), ("path", ~beside, self.corruption)):
             if len(rows := chosen.nonzero()[:, 0]):
-                yield rows, corruption
+                yield name, rows, corruption
 
 
 def flow_loss(
@@ -105,13 +97,13 @@ def flow_loss(
     table = network.embedding.rows()
     total = tokens.new_zeros((), dtype=torch.float32) if learned is None else learned.no_fit()
     parts: dict[str, float] = {}
-    for rows, corruption in objective.split(len(tokens), draws):
-        here, streams, slots = tokens[rows.to(tokens.device)], draws.select(rows), isinstance(corruption, EmptySlots)
+    for name, rows, corruption in objective.split(len(tokens), draws):
+        here, streams = tokens[rows.to(tokens.device)], draws.select(rows)
         x_star = nn.functional.embedding(here, table)
         noisy = corruption(x_star, schedule, times[rows.to(times.device)], streams)
-        prediction = predict(network, noisy, here, streams, 0.0 if slots else objective.self_condition, table)
+        prediction = predict(network, noisy, here, streams, objective.self_condition if name == "path" else 0.0, table)
         value = LOSSES[objective.kind](x_star, noisy, prediction)
-        if slots:
+        if name == "context":
             parts[f"context_{objective.kind}"] = float(value.detach())
         else:
             parts["mse"] = float(mse(x_star, noisy, prediction).detach())
@@ -141,36 +133,3 @@ def predict(
                 condition[here] = first.mu.to(condition.dtype)
     weights: Weighted = network(x_t, at, condition, view, table).weigh(x_t, at, targets=targets)
     return weights
-
-
-@torch.no_grad()
-def fixed_noise_report(
-    network: FlowNetwork,
-    schedule: Schedule,
-    gammas: list[float],
-    tokens: Tensor,
-    draws: RowDraws,
-    block_length: int | None = None,
-) -> dict[str, float]:
-    """Cross-entropy, squared error and gain over the context-free predictor at fixed noise levels.
-
-    Self-conditioned once; with a `block_length` in blocks of that many tokens after clean ones. The mean cross-entropy
-    under a learned schedule is about h/2 whatever the model knows; these numbers are not.
-    """
-    table = network.embedding.rows()
-    x_star = nn.functional.embedding(tokens, table)
-    noise, view = draws.normal(*x_star.shape[1:], device=x_star.device), view_of_blocks(x_star, block_length)
-    report: dict[str, float] = {}
-    for gamma in gammas:
-        at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))
-        x_t = sample_path(x_star, noise.to(x_star.dtype), at)
-        first = network(x_t, at, None, view, table).weigh(x_t, at).mu
-        second = network(x_t, at, first, view, table).weigh(x_t, at, targets=tokens)
-        report[f"mse@{gamma:g}"] = float((x_star - second.mu).square().mean())
-        if second.cross_entropy is not None:
-            found = float(second.cross_entropy.mean())
-            alone = network.without_context(x_t, at, table, targets=tokens).cross_entropy
-            assert alone is not None
-            report[f"ce@{gamma:g}"] = found
-            report[f"gain@{gamma:g}"] = float(alone.mean()) - found
-    return report

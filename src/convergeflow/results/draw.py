@@ -115,26 +115,23 @@ class Measurer:
         advance: Advance = silent,
     ) -> tuple[record.Record, str]:
         """The record of a model under `options`, and its file in the store; `key` is added to the study's own."""
-        whole = {**self.key(), **key, "weights": about["weights"], "options": described(options)}
+        chosen = {option: value.describe() if option == "settings" else value for option, value in options.items()}
+        whole = {**self.key(), **key, "weights": about["weights"], "options": chosen}
         name = f"{name}-{digest(whole)[:10]}"
-        began = time.perf_counter()
-        found = kept = self.store.find(name, whole)
-        if found is None:
+
+        def make() -> record.Record:
+            began = time.perf_counter()
             drawn = draw(
                 model, options, about=about, seeds=self.seeds, length=self.length, batch=self.batch, advance=advance
             )
             speed = drawn.ids.size / (time.perf_counter() - began)
             measured = self.assessor.assess(drawn, self.protocol)
-            made = record.make(measured, command=self.command, tokens_per_second=speed, **key)
-            found = self.store.keep(name, whole, made)
-        else:
+            return record.make(measured, command=self.command, tokens_per_second=speed, **key)
+
+        def say(found: record.Record) -> str:
+            gen_ppl = "inf" if found["gen_ppl"] is None else f"{found['gen_ppl']:.4g}"
+            return f"{label} (Gen. PPL {gen_ppl}, entropy {found['entropy']:.3f}, NFE {found['nfe']})"
+
+        if self.store.find(name, whole) is not None:
             advance(len(self.seeds))
-        gen_ppl = "inf" if found["gen_ppl"] is None else f"{found['gen_ppl']:.4g}"
-        said = f"{label} (Gen. PPL {gen_ppl}, entropy {found['entropy']:.3f}, NFE {found['nfe']})"
-        self.store.pace.count(said, time.perf_counter() - began, reused=kept is not None)
-        return found, f"records/{name}.json"
-
-
-def described(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `model.sample` as JSON values."""
-    return {name: value.describe() if name == "settings" else value for name, value in options.items()}
+        return self.store.once(name, whole, make, say), f"records/{name}.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ matplotlib.use("Agg")  # files only; no window system needed
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from convergeflow.evaluation.frontier import Frontier, FrontierPoint, undominated
 
@@ -75,16 +74,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element for a page."""
-    buffer = io.StringIO()
-    with style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
 def label_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Name both axes and the panel."""
     axes.set_xlabel(x)
@@ -130,19 +119,17 @@ def _bar(se: float | None) -> float:
     return 0.0 if se is None or not math.isfinite(se) else se
 
 
-def plain_logarithm(axes: Axes) -> None:
+def logarithmic(axes: Axes) -> None:
     """A logarithmic vertical axis with plain numbers; a linear one where all values are alike."""
+    axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high / low > 300:
-        return
     if high / low < 1.6:
         axes.set_yscale("linear")
-        return
-    subs = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    elif high / low <= 300:
+        subs = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
 
 
 # --- the frontier ---
@@ -166,8 +153,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
                     _label(axes, f"{point.value}", point.entropy, point.gen_ppl, colour, below=index % 2 == 1)
             _draw_crossing(axes, frontier, label, colour)
         _draw_data(axes, frontier)
-        axes.set_yscale("log")
-        _log_ticks(axes)
+        logarithmic(axes)
         about = "pale: off the frontier" if crowded else f"numbers: {frontier.control}"
         label_axes(
             axes,
@@ -196,12 +182,13 @@ def _draw_curve(axes: Axes, points: Sequence[FrontierPoint], label: str, colour:
 def _draw_crossing(axes: Axes, frontier: Frontier, label: str, colour: str) -> None:
     """A hollow diamond: the value at the data's entropy with its 95 % interval."""
     crossing = frontier.crossing(label)
-    if crossing.gen_ppl is None or crossing.low is None or crossing.high is None:
+    if crossing.gen_ppl is None or crossing.interval_95 is None:
         return
+    low, high = crossing.interval_95
     axes.errorbar(
         [frontier.real["entropy"]],
         [crossing.gen_ppl],
-        yerr=[[max(crossing.gen_ppl - crossing.low, 0)], [max(crossing.high - crossing.gen_ppl, 0)]],
+        yerr=[[max(crossing.gen_ppl - low, 0)], [max(high - crossing.gen_ppl, 0)]],
         marker="d",
         markersize=8,
         markerfacecolor="white",
@@ -227,7 +214,7 @@ def _draw_data(axes: Axes, frontier: Frontier) -> None:
 
 
 def _keep_to_frontiers(axes: Axes, frontier: Frontier) -> None:
-    """Samples that guidance broke lie orders of magnitude above: they must not press the others together."""
+    """Limit the axes to the frontiers: samples that guidance broke lie orders of magnitude above them."""
     kept = [point for points in frontier.curves.values() for point in undominated(points)]
     real = frontier.real.get("gen_ppl")
     values = [point.gen_ppl for point in kept] + ([real] if real else [])
@@ -251,37 +238,33 @@ def _label(axes: Axes, text: str, x: float, y: float, colour: str, *, below: boo
     )
 
 
-def _log_ticks(axes: Axes) -> None:
-    """Plain numbers on a logarithmic axis, enough of them on a short one."""
-    low, high = axes.get_ylim()
-    decades = math.log10(high / low)
-    subs = (1.0, 2.0, 5.0) if decades > 0.8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    axes.yaxis.set_major_locator(MaxNLocator(6) if decades < 0.25 else LogLocator(subs=subs, numticks=12))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 # --- a flow converging ---
 
 
+def draw_distances(axes: Axes, log_snr: Any, bands: Mapping[str, Any]) -> None:
+    """The paper's convergence figure: bands (low, high) of the `nearest` and the `second` distance along the flow."""
+    for name, label, colour in (("nearest", "nearest embedding", COLOURS[0]), ("second", "second nearest", COLOURS[1])):
+        low, high = (np.asarray(end) for end in bands[name])
+        axes.fill_between(log_snr, low, high, color=colour, alpha=0.22, linewidth=0)
+        axes.plot(log_snr, 0.5 * (low + high), color=colour, label=label, linewidth=1.8)
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    distance = r"normalised distance $\|x-\alpha e_j\|/(\sigma\sqrt{d})$"
+    label_axes(axes, "log-SNR of the state", distance, "Distance to token embeddings (1st-99th percentile)")
+    axes.legend()
+
+
 def trace_figure(arrays: Mapping[str, NDArray[Any]], path: str | Path) -> None:
-    """The paper's convergence figure, and how sure the first sample is of every position at every step.
+    """How far every position is from embeddings, and how sure the first sample is of it, at every step.
 
     `arrays` are those of a trace: log_snr [steps]; nearest, second and weight [steps, samples, positions].
     """
     with style(), pyplot.rc_context({"axes.grid": False}):
         figure, (left, right) = panels(2, width=5.5, height=4.2)
-        x = arrays["log_snr"]
-        named = (("nearest", COLOURS[0], "nearest embedding"), ("second", COLOURS[1], "second nearest"))
-        for name, colour, label in named:
-            flat = arrays[name].reshape(len(x), -1)
-            low, high = np.nanpercentile(flat, [1, 99], axis=1)
-            left.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
-            left.plot(x, 0.5 * (low + high), color=colour, label=label, linewidth=1.8)
-        left.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        distance = r"normalised distance $\|x-\alpha e_j\|/(\sigma\sqrt{d})$"
-        label_axes(left, "log-SNR of the state", distance, "Distance to token embeddings (1st-99th percentile)")
-        left.legend()
+        steps = len(arrays["log_snr"])
+        flat = {name: arrays[name].reshape(steps, -1) for name in ("nearest", "second")}
+        draw_distances(
+            left, arrays["log_snr"], {name: np.nanpercentile(values, [1, 99], axis=1) for name, values in flat.items()}
+        )
         weights = np.nan_to_num(arrays["weight"][:, 0, :], nan=1.0)
         shown = {"aspect": "auto", "origin": "upper", "cmap": "viridis", "interpolation": "nearest"}
         image = right.imshow(weights, vmin=0, vmax=1, **shown)  # type: ignore[arg-type]

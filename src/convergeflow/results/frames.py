@@ -197,7 +197,7 @@ def _leaders(step: Step) -> dict[str, Tensor]:
     assert step.last.token is not None and step.last.top_weight is not None
     tokens, weights, entropies = [], [], []
     for arrival in step.arrivals:
-        log_f, x = arrival.guided.last.log_f, arrival.x
+        log_f, x = arrival.last.log_f, arrival.x
         at = arrival.point.at.expand(len(x))
         size = max(1, CELLS // (x.shape[1] * len(step.table)))
         for first in range(0, len(x), size):

@@ -17,6 +17,7 @@ from convergeflow.errors import UserError
 from convergeflow.evaluation.estimate import number
 from convergeflow.evaluation.frontier import Frontier, FrontierPoint
 from convergeflow.evaluation.metrics import about
+from convergeflow.results.pages import cell, points_table
 
 FORMAT = 1
 Record = dict[str, Any]
@@ -194,23 +195,10 @@ def render_protocols(records: Sequence[Record]) -> str:
 
 
 def _render_frontier(record: Record) -> str:
-    lines = [record.get("title", "frontier"), ""]
-    rows = [["curve", record["control"], "Gen. PPL", "entropy", "NFE"]]
-    for curve in record["curves"]:
-        for point in curve["points"]:
-            rows.append(
-                [
-                    curve["label"],
-                    f"{point['value']}",
-                    number(point["gen_ppl"], point["gen_ppl_se"]),
-                    number(point["entropy"], point["entropy_se"]),
-                    str(point["nfe"]),
-                ]
-            )
-    lines += _columns(rows)
-    for curve in record["curves"]:
-        lines.append(f"{curve['label']}: {curve['at_data_entropy']['says']}")
-    return "\n".join(lines)
+    columns, rows = points_table(record)
+    lines = _columns([columns, *([cell(value) for value in row] for row in rows)])
+    said = [f"{curve['label']}: {curve['at_data_entropy']['says']}" for curve in record["curves"]]
+    return "\n".join([record.get("title", "frontier"), "", *lines, *said])
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -55,7 +55,7 @@ class Pace:
         self.begin(0, 0.0)
 
     def count(self, label: str, seconds: float, *, reused: bool) -> None:
-        """One more point is there: say so, and how much time is left if that was planned."""
+        """Report one more point, and how much time is left if that was planned."""
         self.points += 1
         self.part_done += 1
         self.spent += 0.0 if reused else seconds
@@ -110,27 +110,45 @@ class Store:
     ) -> dict[str, Any]:
         """The record of a point: read if it is there and its values are `usable`, else computed and kept."""
         key = as_json(key)
-        name = f"{kind}/{_slug(key)}-{digest(key)[:12]}"
-        label = label or _slug(key).replace("-", " ")
+        slug = _slug(key)
+
+        def make() -> dict[str, Any]:
+            started = time.perf_counter()
+            values = compute()
+            seconds = round(time.perf_counter() - started, 3)
+            return {"kind": kind, "label": said, "key": key, "values": values, "seconds": seconds}
+
+        said = label or slug.replace("-", " ")
+        name = f"{kind}/{slug}-{digest(key)[:12]}"
         kept = _read(self.path(name))
         if kept is not None and kept.get("key") != key:
             raise ConvergeFlowError(f"{self.path(name)} holds a record of another point: remove it")
-        if kept is not None and usable(kept["values"]):
-            self.pace.count(label, kept["seconds"], reused=True)
-            return kept
-        started = time.perf_counter()
-        values = compute()
-        seconds = round(time.perf_counter() - started, 3)
-        made = self.keep(name, key, {"kind": kind, "label": label, "key": key, "values": values, "seconds": seconds})
-        self.pace.count(label, seconds, reused=False)
-        return made
+        return self.once(name, key, make, lambda record: said, usable=lambda record: usable(record["values"]))
+
+    def once(
+        self,
+        name: str,
+        key: Mapping[str, Any],
+        make: Callable[[], Mapping[str, Any]],
+        say: Callable[[dict[str, Any]], str],
+        *,
+        usable: Callable[[dict[str, Any]], bool] = lambda record: True,
+    ) -> dict[str, Any]:
+        """The record of a name and key: read if it is there and `usable`, else made and kept; `say` describes it."""
+        began = time.perf_counter()
+        found = self.find(name, key)
+        reused = found is not None and usable(found)
+        if found is None or not reused:
+            found = self.keep(name, key, make())
+        self.pace.count(say(found), time.perf_counter() - began, reused=reused)
+        return found
 
     def path(self, name: str) -> Path:
         """The file of a record."""
         return self.folder / "records" / f"{name}.json"
 
     def find(self, name: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The record of this name if it answers the key; a torn file counts as missing."""
+        """The record of this name if it has this key; a torn file counts as missing."""
         record = _read(self.path(name))
         return record if record is not None and record.get("key") == as_json(key) else None
 

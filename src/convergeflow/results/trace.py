@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from convergeflow.flow.convergence import percentile_band
 from convergeflow.results.frames import Array, Frame, Frames
+
+
+@dataclass(frozen=True)
+class Band:
+    """The 1st and 99th percentile of a statistic and their midpoint, as the paper draws it."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def percentile_band(values: Tensor, low: float = 0.01, high: float = 0.99) -> Band:
+    """The band over all positions."""
+    flat = values.detach().to(device="cpu", dtype=torch.float64).flatten().numpy()
+    first, last = (float(value) for value in np.quantile(flat, [low, high]))
+    return Band(first, 0.5 * (first + last), last)
 
 
 class Trace(Frames):

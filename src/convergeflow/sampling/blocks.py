@@ -17,7 +17,7 @@ from torch import Tensor
 from convergeflow.errors import UserError
 from convergeflow.sampling.events import End, Flow, Read
 from convergeflow.sampling.settings import Settings
-from convergeflow.sampling.wrappers import Clamp, Predictor
+from convergeflow.sampling.wrappers import Clamp, Wrapped
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,25 @@ def fewest_calls(length: int, block_length: int, known: int = 0) -> int:
 
 
 def block_after_block(
-    flow: Callable[[Piece, Predictor, Tensor, Clamp | None], Flow],
+    flow: Callable[[Settings, Tensor, Wrapped, Clamp | None], Flow],
     pieces: Sequence[Piece],
     noise: Tensor,
-    predictor: Predictor,
+    predictor: Wrapped,
     clamp: Clamp | None,
     window: int,
 ) -> Flow:
     """A trajectory through all pieces; a block sees at most `window` tokens, its own included."""
-    tokens = torch.full(noise.shape[:2], -1, dtype=torch.long, device=noise.device)
+    given = torch.empty(len(noise), 0, dtype=torch.long, device=noise.device)
     if clamp is not None:
-        tokens = clamp.put(tokens)
+        given = clamp.tokens[:, : pieces[0].start]
     ends: list[End] = []
-    for piece in pieces:
-        span = slice(piece.start, piece.end)
+    for number, piece in enumerate(pieces):
+        span, behind = slice(piece.start, piece.end), predictor
+        if piece.start > 0:
+            words = torch.cat([given, *(end.decoded.by(piece.settings.decode) for end in ends)], 1)
+            behind = yield Read(predictor, words[:, max(0, piece.end - window) :], number)
         known = None if clamp is None or not bool(clamp.known[:, span].any()) else clamp[:, span]
-        behind = yield Read(predictor, tokens[:, max(0, piece.end - window) : piece.start])
-        end = yield from flow(piece, behind, noise[:, span], known)
-        tokens[:, span] = end.decoded.by(piece.settings.decode)
-        ends.append(end)
+        end = yield from flow(piece.settings, noise[:, span], behind, known)
+        ends.append(end if known is None else replace(end, decoded=end.decoded.changed(known.put)))
     whole = End.joined(ends, 1)
-    given = tokens[:, : pieces[0].start]
-    if given.shape[1] == 0:
-        return whole
-    return End(whole.x, whole.weights, whole.decoded.changed(lambda found: torch.cat([given, found], 1)), whole.logits)
+    return replace(whole, decoded=whole.decoded.changed(lambda found: torch.cat([given, found], 1)))

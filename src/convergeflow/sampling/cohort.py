@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convergeflow.flow.convergence import normalised_distance
-from convergeflow.flow.path import spread
+from convergeflow.flow.path import normalised_distance, spread
 from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.fused import Nearest, Weighted, nearest
-from convergeflow.sampling.events import Arrival, Call, End, Flow, Prediction, Read
-from convergeflow.sampling.wrappers import NetworkPredictor, Predictor, Rows, unwrapped
+from convergeflow.sampling.events import Call, End, Flow, Guided, Prediction, Read
+from convergeflow.sampling.wrappers import Wrapped
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,16 @@ class Step:
     table: Tensor
     before: Tensor | None = None
     """Tokens in front of the block that this state is, [rows, P]; None if the state is the whole sequence."""
-    block: int = 0
-    """The number of that block."""
-    arrivals: Sequence[Arrival] = ()
-    """What the state was made of, for observers that want to know more."""
+    block: int = 0  # the number of that block
+    arrivals: Sequence[Guided] = ()  # for observers that want to know more
 
     def distances(self) -> Nearest:
         """Normalised distances ||x - alpha e_j||/(sigma sqrt d) to the nearest and second-nearest embedding."""
         scale = spread(self.at.alpha, self.x_t)[..., 0].expand(self.x_t.shape[:-1])
         found = nearest(self.x_t, self.table, scale=scale, second=True)
         assert found.second_distance is not None
-        both = (
-            normalised_distance(each, self.at, self.x_t.shape[-1]) for each in (found.distance, found.second_distance)
-        )
-        return Nearest(found.token, *both)
+        width, both = self.x_t.shape[-1], (found.distance, found.second_distance)
+        return Nearest(found.token, *(normalised_distance(each, self.at, width) for each in both))
 
 
 Observer = Callable[[Any], None]
@@ -70,21 +65,22 @@ class Cohort:
         """Network calls of each row, counted."""
         self.ends: dict[int, End] = {}
         self.events: dict[int, Any] = {}
-        self.blocks = 0
-        """How many blocks were begun."""
+        self.block = 0
+        """The number of the block that is made."""
+        self.before: Tensor | None = None
+        """The words in front of it, if there are any."""
         for member in range(len(flows)):
             self._resume(member, None)
 
     def waiting(self) -> list[int]:
         """The members that wait for a network call, after everything that needs none; empty at the end."""
         while self.events:
-            calls = [member for member, event in self.events.items() if isinstance(event, Call)]
-            if calls:
-                return calls
-            if any(isinstance(event, Read) for event in self.events.values()):
-                self._read()
+            if calls := self._at(Call):
+                return list(calls)
+            if arrivals := self._at(Guided):
+                self._arrive(arrivals)
             else:
-                self._arrive()
+                self._read(self._at(Read))
         return []
 
     def send(self, member: int, prediction: Prediction) -> None:
@@ -96,6 +92,10 @@ class Cohort:
         """All rows in their order."""
         return End.joined([self.ends[member] for member in range(len(self.flows))], 0)
 
+    def _at(self, kind: type[Any]) -> dict[int, Any]:
+        """The members at an event of one kind."""
+        return {member: event for member, event in self.events.items() if isinstance(event, kind)}
+
     def _resume(self, member: int, answer: Any) -> None:
         try:
             self.events[member] = self.flows[member].send(answer)
@@ -103,46 +103,36 @@ class Cohort:
             self.ends[member] = stop.value
             self.events.pop(member, None)
 
-    def _arrive(self) -> None:
+    def _arrive(self, arrivals: dict[int, Guided]) -> None:
         if self.observe is not None:
-            self.observe(self._step([*self.events.items()]))
-        for member in list(self.events):
+            self.observe(self._step(arrivals))
+        for member in arrivals:
             self._resume(member, None)
 
-    def _step(self, arrivals: list[tuple[int, Arrival]]) -> Step:
-        first = arrivals[0][1]
-        words = [_words(arrival.predictor) for _, arrival in arrivals]
-        x = torch.cat([arrival.x for _, arrival in arrivals])
+    def _step(self, arrivals: dict[int, Guided]) -> Step:
+        first, *_ = there = list(arrivals.values())
+        rows = torch.cat([self.rows[member] for member in arrivals])
         return Step(
             index=first.point.index,
             num_steps=first.point.num_steps,
             t=first.point.t,
-            at=first.point.at.expand(len(x)),
-            x_t=x,
-            mu=torch.cat([arrival.guided.mu for _, arrival in arrivals]),
-            last=Weighted.joined([arrival.guided.last.weights for _, arrival in arrivals]),
-            rows=torch.cat([self.rows[member] for member, _ in arrivals]),
+            at=first.point.at.expand(len(rows)),
+            x_t=torch.cat([arrival.x for arrival in there]),
+            mu=torch.cat([arrival.mu for arrival in there]),
+            last=Weighted.joined([arrival.last.weights for arrival in there]),
+            rows=rows,
             calls=int(self.calls.max()),
             table=first.predictor.table,
-            before=None if words[0] is None else torch.cat([each for each in words if each is not None]),
-            block=max(0, self.blocks - 1),
-            arrivals=[arrival for _, arrival in arrivals],
+            before=None if self.before is None else self.before[rows],
+            block=self.block,
+            arrivals=there,
         )
 
-    def _read(self) -> None:
+    def _read(self, reads: dict[int, Read]) -> None:
         """Let all members read the words before their next block, in one network pass."""
-        self.blocks += 1
-        reads: dict[int, Read] = {member: event for member, event in self.events.items() if isinstance(event, Read)}
-        words = torch.cat([read.words for read in reads.values()])
-        whole = next(iter(reads.values())).predictor.after(words)
-        start = 0
-        for member, read in reads.items():
-            index = torch.arange(start, start := start + len(read.words), device=words.device)
-            # A pass over nothing is none.
-            self.calls[self.rows[member].cpu()] += int(words.shape[1] > 0)
-            self._resume(member, whole if len(index) == len(words) else Rows(whole, index))
-
-
-def _words(predictor: Predictor) -> Tensor | None:
-    trunk, _ = unwrapped(predictor)
-    return trunk.words if isinstance(trunk, NetworkPredictor | Rows) else None
+        first = next(iter(reads.values()))
+        self.block, self.before = first.block, torch.cat([read.words for read in reads.values()])
+        behind = first.predictor.trunk.after(self.before)
+        self.calls += 1
+        for member in reads:
+            self._resume(member, Wrapped(behind, index=self.rows[member] if len(reads) > 1 else None))

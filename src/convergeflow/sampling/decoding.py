@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from convergeflow.errors import unknown_name
-from convergeflow.flow.convergence import agreement
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients
 from convergeflow.flow.solver import step_data
@@ -50,7 +49,7 @@ class Decoded:
         """The share of positions on which each pair of rules agrees."""
         names = [rule for rule in RULES if rule in self.tokens]
         pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-        return {f"{a}={b}": agreement(self.tokens[a], self.tokens[b]) for a, b in pairs}
+        return {f"{a}={b}": float((self.tokens[a] == self.tokens[b]).double().mean()) for a, b in pairs}
 
 
 def decode(final: Weighted, x: Tensor, now: Coefficients, end: Coefficients, table: Tensor) -> Decoded:

@@ -17,7 +17,7 @@ from convergeflow.model.fused import Weighted
 from convergeflow.model.head import LogF, no_weights
 from convergeflow.sampling.settings import Freeze
 from convergeflow.sampling.trajectory import Stop
-from convergeflow.sampling.wrappers import DecidedLogF, Predictor, Wrapper
+from convergeflow.sampling.wrappers import Change, DecidedLogF
 
 
 class Freezing(Stop):
@@ -32,14 +32,11 @@ class Freezing(Stop):
         self.move = math.inf
         """How far the condition moved in the pass before, relative to sqrt(width)."""
 
-    def begin(self) -> None:
-        self.move = math.inf
-
-    def refined(self, before: Tensor, after: Tensor) -> bool:
+    def refined(self, k: int, before: Tensor, after: Tensor) -> bool:
         if not self.may_end_early:
             return False
         earlier, self.move = self.move, float(_distance(after, before).amax().double())
-        if math.isinf(earlier):
+        if k == 0:
             left = self.move  # no move before it to be judged by: what is left counts as large as the move itself
         else:
             ratio = self.move / earlier if earlier else math.nan
@@ -64,16 +61,16 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Settled(Wrapper):
-    """The predictor of sequences whose settled positions skip the head: their prediction is their embedding."""
+class Settled(Change):
+    """The settled positions of sequences skip the head: their prediction is their embedding."""
 
     sequences: tuple[Freezing, ...]
 
-    def joined(self, parts: Sequence[Self], inner: Predictor) -> Wrapper:
-        return Settled(inner, tuple(each for part in parts for each in part.sequences))
+    def joined(self, parts: Sequence[Self]) -> Settled:
+        return Settled(tuple(each for part in parts for each in part.sequences))
 
     def reading(self, log_f: LogF) -> LogF:
         settled, tokens = (
             torch.cat([getattr(each, name) for each in self.sequences]) for name in ("settled", "tokens")
         )
-        return DecidedLogF.around(log_f, settled, tokens, self.table)
+        return DecidedLogF.around(log_f, settled, tokens, self.sequences[0].table)

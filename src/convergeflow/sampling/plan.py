@@ -38,10 +38,6 @@ class Point:
     corrected: bool
     """Whether the step from here is predicted at both ends (Heun)."""
 
-    @property
-    def last(self) -> bool:
-        return self.then is None
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -92,21 +88,6 @@ class Plan:
             "effective_scg": [round(w, 4) for w in self.w_scg],
             "effective_ug": [round(w, 4) for w in self.w_ug],
         }
-
-    def in_words(self, settings: Settings) -> str:
-        """Steps, refinements and strengths of settings under this plan, on one line."""
-        controls, refinements = settings.controls, self.allocation.refinements
-        parts = [f"{len(self)} steps x (K_i + 1), K_i {min(refinements)} to {max(refinements)}"]
-        if controls.conditions and settings.self_condition == "recursive":
-            parts.append(f"w_scg {controls.scg:.4g} nominal, {min(self.w_scg):.2f} to {max(self.w_scg):.2f} effective")
-        if controls.ug:
-            parts.append(f"w_ug {controls.ug:.4g} nominal, {min(self.w_ug):.3f} to {max(self.w_ug):.3f} effective")
-        if settings.solver != "euler":
-            parts.append(f"solver {settings.solver}")
-        for name, value in (("temperature", settings.temperature), ("base temperature", settings.base_temperature)):
-            if value != 1:
-                parts.append(f"{name} {value:g}")
-        return "; ".join(parts)
 
 
 def plan(settings: Settings, schedule: Schedule) -> Plan:

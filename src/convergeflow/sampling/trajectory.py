@@ -12,11 +12,11 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from convergeflow.flow.schedule import Coefficients
+from convergeflow.flow.solver import History
 from convergeflow.model.fused import Weighted
-from convergeflow.sampling.events import Arrival, Call, End, Flow, Guided, Prediction
+from convergeflow.sampling.events import Call, End, Flow, Guided, Prediction
 from convergeflow.sampling.plan import Plan, Point
-from convergeflow.sampling.wrappers import Predictor
+from convergeflow.sampling.wrappers import Wrapped
 
 
 class Stop:
@@ -25,11 +25,8 @@ class Stop:
     may_end_early = False
     """Whether a refinement may end before its last pass."""
 
-    def begin(self) -> None:
-        """A grid point begins."""
-
-    def refined(self, before: Tensor, after: Tensor) -> bool:
-        """Whether the passes to come would change nothing, given the conditions before and after the latest one."""
+    def refined(self, k: int, before: Tensor, after: Tensor) -> bool:
+        """Whether the passes to come would change nothing, given the conditions before and after the k-th one."""
         return False
 
     def decided(self, weights: Weighted, mu: Tensor) -> bool:
@@ -40,21 +37,21 @@ class Stop:
 NEVER = Stop()
 
 
-def trajectory(plan: Plan, x: Tensor, predictor: Predictor, stop: Stop = NEVER) -> Flow:
+def trajectory(plan: Plan, x: Tensor, predictor: Wrapped, stop: Stop = NEVER) -> Flow:
     """From noise x [rows, L, d] to the end of the plan, or to where `stop` finds every row decided."""
     condition: Tensor | None = None
-    history: tuple[Tensor, Coefficients] | None = None
+    history: History = None
     for point in plan:
         here = yield from guide(predictor, x, point, stop, condition)
-        yield Arrival(predictor, x, point, here)
+        yield here  # for observers
         if point.then is None:
             return End.at(point.at, x, here.last.weights, here.last.log_f, predictor)
-        latest, w_ug = here, point.w_ug
-        moved = plan.solver.advance(x, here.mu, point.at, point.then, w_ug=w_ug, history=history)  # Eqs. 26, 32
+        moved = plan.solver.advance(x, here.mu, point.at, point.then, point.w_ug, history)  # Eqs. 26, 32
+        latest = here
         condition = here.mu if plan.feeds_back else None  # Eq. 29
         if point.corrected:  # Heun: predict again at the end of the step
             latest = yield from guide(predictor, moved, plan[point.index + 1], stop, condition)
-            moved = plan.solver.correct(x, here.mu, latest.mu, point.at, point.then, w_ug=w_ug)
+            moved = plan.solver.advance(x, 0.5 * (here.mu + latest.mu), point.at, point.then, point.w_ug)
             condition = latest.mu if plan.feeds_back else None
         x, history = moved, (here.mu, point.at)
         if stop.decided(latest.last.weights, here.mu):
@@ -63,7 +60,7 @@ def trajectory(plan: Plan, x: Tensor, predictor: Predictor, stop: Stop = NEVER) 
 
 
 def guide(
-    predictor: Predictor, x: Tensor, point: Point, stop: Stop, condition: Tensor | None
+    predictor: Wrapped, x: Tensor, point: Point, stop: Stop, condition: Tensor | None
 ) -> Generator[Call, Prediction, Guided]:
     """Self-conditioning guidance with iterative refinement at one state (Eqs. 30, 31).
 
@@ -72,10 +69,9 @@ def guide(
     """
     u = yield Call(predictor, x, point, condition, closing=point.refinements == 0)
     p, last = u.mu, u
-    stop.begin()
     for k in range(point.refinements):
         last = yield Call(predictor, x, point, p, closing=stop.may_end_early or k == point.refinements - 1)
         before, p = p, torch.lerp(u.mu, last.mu, point.w_scg)
-        if stop.refined(before, p):
+        if stop.refined(k, before, p):
             break
-    return Guided(p, u, last)
+    return Guided(predictor, x, point, p, u, last)

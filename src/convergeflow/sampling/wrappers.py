@@ -1,8 +1,8 @@
 """Predictors, and what changes their answers: wrap a predictor before the loop, and the loop needs no option for it.
 
-`tempered` sharpens the weights, `Known` holds tokens fixed, `freezing.Settled` spares the head what has converged,
-`predictor.after` puts a block behind clean words. Each wrapper may change the state that goes in and the `LogF` that
-comes out, row by row, so a driver can still send rows with different wrappers through one network pass.
+`Tempered` sharpens the weights, `Known` holds tokens fixed, `freezing.Settled` spares the head what has converged,
+`NetworkPredictor.after` puts a block behind clean words. Each change acts row by row on the state that goes in and on
+the `LogF` that comes out, so a driver can still send rows with different changes through one network pass.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
-from convergeflow.flow.path import spread
+from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Schedule
 from convergeflow.model.fused import Weighted
 from convergeflow.model.head import LogF
 from convergeflow.model.network import FlowNetwork
-from convergeflow.model.views import WHOLE, Behind
+from convergeflow.model.views import WHOLE, View
 
 
 class Predictor(Protocol):
@@ -43,37 +43,31 @@ class NetworkPredictor:
     network: FlowNetwork
     schedule: Schedule
     table: Tensor
-    behind: Behind | None = None
-    words: Tensor | None = None
-    """The tokens [B, P] in front of the block, if there is anything in front."""
+    view: View = WHOLE
 
     def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
-        return self.network(x, at, condition, self.behind or WHOLE, self.table)  # type: ignore[no-any-return]
+        return self.network(x, at, condition, self.view, self.table)  # type: ignore[no-any-return]
 
     def after(self, words: Tensor) -> NetworkPredictor:
         """The predictor of a block behind the tokens [B, P]: one network call, whatever follows."""
-        return replace(self, behind=self.network.remember(self.table[words], self.table), words=words)
+        return replace(self, view=self.network.remember(self.table[words], self.table))
 
     def rows(self, index: Tensor) -> NetworkPredictor:
         """The same for some sequences of the batch."""
-        if self.behind is None or self.words is None or len(index) == len(self.words):
-            return self
-        return replace(self, behind=self.behind.rows(index), words=self.words[index])
+        return replace(self, view=self.view.rows(index))
 
 
-@dataclass(frozen=True, eq=False)
-class Wrapper:
-    """A predictor with another's answers, changed."""
-
-    inner: Predictor
+class Change:
+    """What a wrapper does; this one does nothing."""
 
     @property
-    def table(self) -> Tensor:
-        return self.inner.table
+    def kind(self) -> Hashable:
+        """Changes of one kind can be joined."""
+        return type(self).__name__
 
-    @property
-    def schedule(self) -> Schedule:
-        return self.inner.schedule
+    def joined(self, parts: Sequence[Self]) -> Change:
+        """Changes of one kind, this one the first of them, for the rows of all of them."""
+        return self
 
     def state(self, x: Tensor, at: Coefficients) -> Tensor:
         """The state that the network is shown."""
@@ -83,57 +77,42 @@ class Wrapper:
         """What is made of the network's answer."""
         return log_f
 
-    @property
-    def kind(self) -> Hashable:
-        """Wrappers of one kind can be joined."""
-        return type(self).__name__
-
-    def joined(self, parts: Sequence[Self], inner: Predictor) -> Wrapper:
-        """Wrappers of one kind, for the rows of all of them, around `inner`."""
-        return replace(self, inner=inner)
-
-    def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
-        return self.reading(self.inner(self.state(x, at), at, condition))
-
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Some rows of a predictor that was made for more of them."""
+class Wrapped:
+    """A predictor as a trajectory holds it: with changes around it, innermost first, and for some of its rows."""
 
-    whole: NetworkPredictor
-    index: Tensor
+    trunk: Any
+    """The `Predictor` that makes the network pass; it can give some of its `rows` if there is an index."""
+    changes: tuple[Change, ...] = ()
+    index: Tensor | None = None
+    """Which rows of the trunk these are, if it was made for more of them."""
 
     @property
     def table(self) -> Tensor:
-        return self.whole.table
+        return self.trunk.table  # type: ignore[no-any-return]
 
     @property
     def schedule(self) -> Schedule:
-        return self.whole.schedule
+        return self.trunk.schedule  # type: ignore[no-any-return]
 
-    @property
-    def words(self) -> Tensor | None:
-        return None if self.whole.words is None else self.whole.words[self.index]
+    def around(self, change: Change) -> Wrapped:
+        """This predictor with one more change."""
+        return replace(self, changes=(*self.changes, change))
 
-    def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
-        return self.whole.rows(self.index)(x, at, condition)
-
-
-def unwrapped(predictor: Predictor) -> tuple[Predictor, tuple[Wrapper, ...]]:
-    """The predictor that makes the network pass, and the wrappers around it, innermost first."""
-    around: list[Wrapper] = []
-    while isinstance(predictor, Wrapper):
-        around.append(predictor)
-        predictor = predictor.inner
-    return predictor, tuple(reversed(around))
+    def shown(self, x: Tensor, at: Coefficients) -> Tensor:
+        """The state as the network sees it, through the outermost change first."""
+        for change in reversed(self.changes):
+            x = change.state(x, at)
+        return x
 
 
 @dataclass(frozen=True, eq=False)
-class Tempered(Wrapper):
+class Tempered(Change):
     """Weights softmax((log f / base_temperature + kernel) / temperature)."""
 
     temperature: float
-    base_temperature: float
+    base_temperature: float = 1.0
 
     @property
     def kind(self) -> Hashable:
@@ -141,13 +120,6 @@ class Tempered(Wrapper):
 
     def reading(self, log_f: LogF) -> LogF:
         return log_f.tempered(self.temperature, self.base_temperature)
-
-
-def tempered(predictor: Predictor, temperature: float, base_temperature: float) -> Predictor:
-    """The predictor at these temperatures; 1 and 1 change nothing."""
-    if (temperature, base_temperature) == (1.0, 1.0):
-        return predictor
-    return Tempered(predictor, temperature, base_temperature)
 
 
 @dataclass(frozen=True)
@@ -164,15 +136,14 @@ class Clamp:
     known: Tensor
     """Boolean, same shape."""
 
-    def resolved(self, batch: int, length: int, table: Tensor) -> Clamp:
-        """Checked, [batch, length] and on the table's device."""
+    def resolved(self, batch: int, length: int, vocabulary: int, device: torch.device) -> Clamp:
+        """Checked, [batch, length] and on a device."""
         if self.tokens.shape != self.known.shape or self.tokens.shape[-1] != length:
             raise UserError(f"the known tokens must have length {length}, not {tuple(self.tokens.shape)}")
         tokens = torch.where(self.known, self.tokens, torch.zeros_like(self.tokens))
-        if int(tokens.min()) < 0 or int(tokens.max()) >= len(table):
-            raise UserError(f"a known token lies outside the vocabulary of {len(table)}")
-        shape = (batch, length)
-        return Clamp(tokens.expand(shape).to(table.device), self.known.expand(shape).to(table.device))
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            raise UserError(f"a known token lies outside the vocabulary of {vocabulary}")
+        return Clamp(tokens.expand(batch, length).to(device), self.known.expand(batch, length).to(device))
 
     def __getitem__(self, index: Any) -> Clamp:
         """Some rows or, where all samples share the tokens, some positions."""
@@ -190,20 +161,20 @@ class Clamp:
 
 
 @dataclass(frozen=True, eq=False)
-class Known(Wrapper):
-    """The predictor of sequences some of whose tokens are known."""
+class Known(Change):
+    """Some tokens of the sequences are known."""
 
     clamp: Clamp
     noise: Tensor
     """The starting noise of the rows, [B, L, d]."""
+    table: Tensor
 
-    def joined(self, parts: Sequence[Self], inner: Predictor) -> Wrapper:
+    def joined(self, parts: Sequence[Self]) -> Known:
         tokens, known = (torch.cat([getattr(part.clamp, name) for part in parts]) for name in ("tokens", "known"))
-        return Known(inner, Clamp(tokens, known), torch.cat([part.noise for part in parts]))
+        return Known(Clamp(tokens, known), torch.cat([part.noise for part in parts]), self.table)
 
     def state(self, x: Tensor, at: Coefficients) -> Tensor:
-        target = self.table[self.clamp.tokens].to(x.dtype)
-        placed = spread(at.alpha, x) * target + spread(at.sigma, x) * self.noise.to(x.dtype)
+        placed = sample_path(self.table[self.clamp.tokens].to(x.dtype), self.noise.to(x.dtype), at)
         return torch.where(self.clamp.known[..., None], placed, x)
 
     def reading(self, log_f: LogF) -> LogF:

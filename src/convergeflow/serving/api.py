@@ -153,8 +153,7 @@ class Server:
         each = counts.busy_seconds / counts.row_passes if counts.row_passes else None
         if settings is None or flow is None:
             calls = job.arguments["nfe"]
-            said = f"{calls} calls, one step each"
-            return JSONResponse({"calls": calls, "steps": calls, "words": said, "seconds": None, "settings": None})
+            return JSONResponse({"calls": calls, "steps": calls, "seconds": None, "settings": None})
         plans = [
             piece.settings.plan(flow.schedule)
             for piece in flow.pieces(settings, job.length, job.arguments.get("clamp"))
@@ -163,7 +162,6 @@ class Server:
             {
                 "calls": settings.nfe,
                 "steps": sum(map(len, plans)),
-                "words": plans[0].in_words(settings),
                 "seconds": None if each is None else round(each * settings.nfe * len(job.seeds), 3),
                 "settings": settings.describe(),
             }

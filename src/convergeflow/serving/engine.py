@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,25 +28,39 @@ from convergeflow.serving.limits import Limits
 from convergeflow.serving.ticket import Answer, Busy, Cancelled, Delivered, Job, Ticket
 
 
-class LenientDriver(Driver):
-    """A driver in which a cohort that fails leaves alone; `failures` says why."""
+class Guarded:
+    """A cohort whose errors are its own: it leaves the driver, and `failure` says why."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.failures: dict[Cohort, Exception] = {}
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+        self.failure: Exception | None = None
 
-    def blame(self, cohort: Cohort) -> AbstractContextManager[None]:
-        return self._alone(cohort)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cohort, name)
 
-    @contextmanager
-    def _alone(self, cohort: Cohort) -> Iterator[None]:
+    @property
+    def finished(self) -> bool:
+        return self.failure is None and not self.cohort.events
+
+    def waiting(self) -> list[int]:
         try:
-            yield
+            return [] if self.failure else self.cohort.waiting()
         except Exception as failure:
-            self.failures.setdefault(cohort, failure)
-            self.remove(cohort)
+            self.failure = failure
+            return []
 
-    def remove(self, cohort: Cohort) -> None:
+    def send(self, member: int, prediction: Prediction) -> None:
+        try:
+            if not self.failure:
+                self.cohort.send(member, prediction)
+        except Exception as failure:
+            self.failure = failure
+
+
+class LenientDriver(Driver):
+    """A driver whose pass goes on without a call that makes it fail."""
+
+    def remove(self, cohort: Any) -> None:
         """Its rows are not part of the next pass."""
         self.cohorts = [each for each in self.cohorts if each is not cohort]
 
@@ -181,11 +195,11 @@ class FlowLane(Lane):
     def __init__(self, limits: Limits) -> None:
         super().__init__("flows", limits)
         self.driver = LenientDriver()
-        self.cohorts: dict[Ticket, Cohort] = {}
+        self.cohorts: dict[Ticket, Guarded] = {}
 
     def begin(self, ticket: Ticket) -> None:
-        self.cohorts[ticket] = cohort_of(ticket)
-        self.driver.add(self.cohorts[ticket])
+        self.cohorts[ticket] = guarded = Guarded(cohort_of(ticket))
+        self.driver.add(guarded)  # type: ignore[arg-type]
 
     def leave(self, ticket: Ticket) -> None:
         super().leave(ticket)
@@ -203,10 +217,10 @@ class FlowLane(Lane):
         self.counts.row_passes += rows
         for ticket, flow in list(self.cohorts.items()):
             with self.ending(ticket):
-                if flow in self.driver.failures:
-                    raise self.driver.failures.pop(flow)
-                if not flow.events:
-                    self.finish(ticket, answer_of(ticket.job, flow))
+                if flow.failure is not None:
+                    raise flow.failure
+                if flow.finished:
+                    self.finish(ticket, answer_of(ticket.job, flow.cohort))
 
 
 class RivalLane(Lane):
@@ -272,11 +286,8 @@ def cohort_of(ticket: Ticket) -> Cohort:
     settings, clamp = job.arguments["settings"], job.arguments.get("clamp")
     noise = initial_noise(list(job.seeds), job.length, flow.config.width, torch.float64, flow.device)
     pieces = flow.pieces(settings, job.length, clamp)
-    blocks: dict[str, Any] = (
-        {} if flow.config.block_length is None else {"pieces": pieces, "window": flow.config.length}
-    )
     observe = Delivered(ticket) if job.watched else None
-    return cohort(predictor, settings, noise, clamp=clamp, observe=observe, **blocks)
+    return cohort(predictor, settings, noise, clamp=clamp, observe=observe, pieces=pieces, window=flow.config.length)
 
 
 def answer_of(job: Job, flow: Cohort) -> Answer:

@@ -10,7 +10,7 @@ from convergeflow.errors import UserError, unknown_name
 
 @dataclass(frozen=True)
 class Limits:
-    """Everything that a request could use up; `--limit NAME=VALUE` changes one."""
+    """Everything that a request could use up; `limit` NAME=VALUE changes one."""
 
     queue: int = 256
     """Requests that may wait; the next one is told when to come back."""

@@ -71,11 +71,10 @@ MODELS = {
 }
 PLAN = {
     "type": "object",
-    "required": ["calls", "steps", "words", "seconds"],
+    "required": ["calls", "steps", "seconds", "settings"],
     "properties": {
         "calls": {"type": "integer"},
         "steps": {"type": "integer"},
-        "words": {"type": "string"},
         "seconds": {"type": ["number", "null"]},
         "settings": {"type": ["object", "null"]},
     },

@@ -155,7 +155,7 @@ def _check_plans(flow: Any, settings: Any, length: int, clamp: Clamp | None, lim
         if not all(map(math.isfinite, [*plan.w_scg, *plan.w_ug])):
             raise UserError("`scg` or `ug` is too large")
     if clamp is not None:
-        clamp.resolved(1, length, flow.network.embedding.rows())
+        clamp.resolved(1, length, flow.config.vocabulary, flow.device)
 
 
 def _known(asked: Completion, served: Served) -> Clamp | None:

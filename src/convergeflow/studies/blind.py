@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,11 @@ from convergeflow.training.config import resolve
 
 @dataclass(frozen=True)
 class Text:
-    """A text and where in its source it stood (a seed, or the number of a held-out block)."""
+    """A text, where in its source it stood (a seed, or the number of a held-out sequence), and the source."""
 
     text: str
     origin: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A numbered text of the list."""
-
-    number: int
-    source: str
-    text: Text
+    source: str = ""
 
 
 def generated(path: str | Path) -> tuple[list[Text], str]:
@@ -52,12 +44,12 @@ def real(recipe: str, num: int) -> tuple[list[Text], str]:
     if reference.tokenizer is None or reference.real is None:
         raise UserError(f"the corpus of {recipe} has no tokenizer to write its text with")
     rows = [reference.tokenizer.decode([int(token) for token in row]) for row in reference.real]
-    texts = [Text(text, f"block {index}") for index, text in enumerate(rows)]
-    return texts, f"held-out blocks of {Path(recipe).stem}"
+    texts = [Text(text, f"sequence {index}") for index, text in enumerate(rows)]
+    return texts, f"held-out sequences of {Path(recipe).stem}"
 
 
-def shuffled(sources: Mapping[str, Sequence[Text]], num: int, seed: int = 0) -> list[Entry]:
-    """`num` texts of every source under new numbers, from 1."""
+def shuffled(sources: Mapping[str, Sequence[Text]], num: int, seed: int = 0) -> list[Text]:
+    """`num` texts of every source in a new order."""
     if len(sources) < 2:
         raise UserError("a blind look needs at least two sources")
     for name, texts in sources.items():
@@ -65,34 +57,32 @@ def shuffled(sources: Mapping[str, Sequence[Text]], num: int, seed: int = 0) -> 
             raise UserError(f"{name} has {len(texts)} texts, not {num}: make more, or lower `num`")
         if not any(text.text.strip() for text in texts[:num]):
             raise UserError(f"all texts of {name} are empty")
-    entries = [(name, text) for name, texts in sources.items() for text in texts[:num]]
-    random.Random(derive_seed(seed, "blind")).shuffle(entries)
-    return [Entry(number, name, text) for number, (name, text) in enumerate(entries, start=1)]
+    mixed = [replace(text, source=name) for name, texts in sources.items() for text in texts[:num]]
+    random.Random(derive_seed(seed, "blind")).shuffle(mixed)
+    return mixed
 
 
-def page(entries: Sequence[Entry], title: str) -> str:
-    """The list without its sources, as Markdown."""
-    sources = sorted({entry.source for entry in entries})
+def page(texts: Sequence[Text], title: str) -> str:
+    """The numbered list without its sources, as Markdown."""
+    sources = sorted({text.source for text in texts})
     lines = [
         f"# {title}",
         "",
-        f"{len(entries)} texts of {len(sources)} sources in random order, as many of each, none selected. The sources "
+        f"{len(texts)} texts of {len(sources)} sources in random order, as many of each, none selected. The sources "
         f"are {', '.join(sources)}; which text is whose stands in [key.md](key.md).",
         "",
     ]
-    for entry in entries:
+    for number, text in enumerate(texts, start=1):
         # Indented, so that no character of a text is taken for Markdown.
-        body = "\n".join(f"    {line}" for line in entry.text.text.splitlines() if line.strip()) or "    (empty)"
-        lines += [f"**{entry.number}**", "", body, ""]
+        body = "\n".join(f"    {line}" for line in text.text.splitlines() if line.strip()) or "    (empty)"
+        lines += [f"**{number}**", "", body, ""]
     return "\n".join(lines)
 
 
-def key_page(entries: Sequence[Entry], title: str, facts: Mapping[str, Any]) -> str:
+def key_page(texts: Sequence[Text], title: str, facts: Mapping[str, Any]) -> str:
     """The same numbers with their sources, and how the texts were made."""
-    lines = [f"# Key: {title}", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    for source in sorted({entry.source for entry in entries}):
-        of = [entry for entry in entries if entry.source == source]
-        listed = ", ".join(f"{entry.number} ({entry.text.origin})" for entry in of)
-        lines += ["", f"**{source}**: {listed}"]
+    lines = [f"# Key: {title}", "", *(f"- {name}: {value}" for name, value in facts.items())]
+    for source in sorted({text.source for text in texts}):
+        listed = [f"{number} ({t.origin})" for number, t in enumerate(texts, start=1) if t.source == source]
+        lines += ["", f"**{source}**: {', '.join(listed)}"]
     return "\n".join(lines) + "\n"

@@ -1,8 +1,8 @@
 """Train or load every system, sample along its frontier, score, and keep each piece as a file.
 
 A stopped comparison goes on: a finished model is loaded, a half-trained one is resumed, and a point whose record
-lies in the folder with the same key is not made again. A system whose results are complete needs its weights no more,
-so that records alone can be kept. One system is in memory at a time.
+lies in the folder with the same key is not made again. A system whose results are complete no longer needs its weights,
+so the records alone can be kept. One system is in memory at a time.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Study:
             yield result
 
     def _key(self, system: str) -> dict[str, Any]:
-        """What decides a system's results: a finished result answers for it without its weights."""
+        """Everything that a system's results depend on; it is known without the weights."""
         return {
             **self.measurer.key(),
             "run": {**run_config(self.base, trained_as(system)).to_dict(), "device": "any"},
@@ -154,7 +154,7 @@ class Study:
         }
 
     def _kept(self, system: str) -> list[SystemResult] | None:
-        """The results of a system if the records of all its points are there; they need its weights no more."""
+        """The results of a system if the records of all its points are there, which then stand without its weights."""
         results = []
         for nfe in self._budgets(system):
             kept = self.store.read(f"records/{system}-nfe{nfe}.json")
@@ -186,21 +186,20 @@ class Study:
         return folder / run.MODEL_FOLDER
 
     def _facts(self, system: str, model: Any, weights: str) -> dict[str, Any]:
-        name, key = f"{system}-facts", {"weights": weights, "draws": self.bound_draws}
-        kept = self.store.find(name, key)
-        if kept is not None:
-            return kept
-        likelihood = None
-        if self.bound_draws:
-            with contextlib.suppress(UserError):  # the method has none
-                likelihood = likelihood_of(model, self.reference, draws=self.bound_draws)
-        facts = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "parameters_without_table": int(model.num_parameters_without_table()),
-            "training_seconds": training_seconds(self.store.folder / "runs" / trained_as(system)),
-            "likelihood": likelihood,
-        }
-        return self.store.keep(name, key, facts)
+        def make() -> dict[str, Any]:
+            likelihood = None
+            if self.bound_draws:
+                with contextlib.suppress(UserError):  # the method has none
+                    likelihood = likelihood_of(model, self.reference, draws=self.bound_draws)
+            return {
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "parameters_without_table": int(model.num_parameters_without_table()),
+                "training_seconds": training_seconds(self.store.folder / "runs" / trained_as(system)),
+                "likelihood": likelihood,
+            }
+
+        key = {"weights": weights, "draws": self.bound_draws}
+        return self.store.once(f"{system}-facts", key, make, lambda facts: f"{system}, facts")
 
 
 def training_seconds(folder: Path) -> float | None:

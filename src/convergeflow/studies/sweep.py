@@ -102,5 +102,6 @@ def sweep(
     files.write_json(store.folder / "frontier.json", frontier.describe())
     pages.write_frontier(frontier, store.folder, "frontier")
     metrics = [(label, value, record["metrics"]) for label, points in curves.items() for value, record, _ in points]
-    files.write_text(store.folder / "report.html", pages.frontier_page(frontier, metrics))
+    text = pages.frontier_page(frontier, metrics, "frontier.svg")
+    files.write_text(store.folder / "report.html", pages.page(text, store.folder))
     return frontier

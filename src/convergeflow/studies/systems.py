@@ -1,8 +1,8 @@
 """Which systems take part, how each is trained on the same budget, and along which controls each is sampled.
 
-The budget is the whole recipe of a preset: batch x length x all its stages. ConvergeFlow spends it as the preset says;
-LangFlow spends it on the cross-entropy stages, the last of them lengthened; ELF trains its embedded encoder in the
-first fifth; every other system has one stage. Width, depth, heads, optimizer and seed are the preset's for all.
+The budget is a whole recipe: batch x length x all its stages. ConvergeFlow spends it as the recipe says. LangFlow
+spends it on the cross-entropy stages and makes the last of them longer. ELF trains its encoder in the first fifth.
+Every other system has one stage. Width, depth, heads, optimizer and seed come from the recipe for all of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from convergeflow.systems import METHODS, OURS, rivals
 from convergeflow.training.config import RunConfig, StageConfig, from_dict
 
 CONTROLLED = "langflow+controls"
-"""LangFlow's weights under ConvergeFlow's sampler: what is left of the difference is the objective."""
+"""LangFlow's weights under ConvergeFlow's sampler: the difference that is left comes from the objective."""
 SYSTEMS = (*rivals(), CONTROLLED, OURS)
 ENCODER_SHARE = 0.2
 GUIDANCE = (0.5, 1.0)
 """Multiples of the paper's self-conditioning guidance along our frontier."""
 TEMPERATURES = (1.0, 0.85, 0.7)
-"""Of the one-call sampler: the rivals' own control. With the standard one these are six points, as many as theirs."""
+"""Of the sampler with one call a step. With guidance and the standard sampler, six points: as many as rivals have."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def run_config(base: RunConfig, method: str) -> RunConfig:
 
 
 def _one_stage(base: RunConfig, name: str, steps: int, objective: Literal["ce", "mse"]) -> StageConfig:
-    """The rates of the preset's first stage, falling to a twentieth at the end as our last stage's does."""
+    """The rates of the recipe's first stage; they fall to a twentieth at the end, as in our last stage."""
     first = base.stages[0]
     return StageConfig(
         name=name,
@@ -108,7 +108,7 @@ def _one_stage(base: RunConfig, name: str, steps: int, objective: Literal["ce", 
 
 def _stretched(stages: Sequence[StageConfig], total: int) -> list[StageConfig]:
     if not stages:
-        raise UserError("langflow needs a preset with a ce stage")
+        raise UserError("langflow needs a recipe with a ce stage")
     *before, last = stages
     spent = sum(stage.steps for stage in before)
     changes = {"steps": total - spent, "lr_schedule": "cosine", "lr_floor": 0.05}
@@ -132,7 +132,7 @@ def frontier(system: str, model: Any, nfe: int) -> list[Setting]:
 
 
 def controls_swept(system: str) -> list[Any]:
-    """What `frontier` sweeps for a system, as JSON values and without its weights: part of what a result answers."""
+    """What `frontier` sweeps for a system, as JSON values; known without its weights, and part of a result's key."""
     if system in (OURS, CONTROLLED):
         return ["standard", {"temperature": list(TEMPERATURES)}, {"guidance": list(GUIDANCE)}]
     return [dict(knobs) for knobs in METHODS[system].frontier]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convergeflow import files
-from convergeflow.evaluation.estimate import number
+from convergeflow.evaluation.estimate import Estimate, number
 from convergeflow.evaluation.frontier import Frontier
 from convergeflow.evaluation.generative import paired_ratio
 from convergeflow.results import pages
@@ -28,8 +29,6 @@ COLUMNS = (
     "parameters",
     "without table",
 )
-PAPER = {"best other": 0.55, "ar": 0.92}
-"""The paper's headline: ConvergeFlow's Gen. PPL at the data's entropy over the best other diffusion LM's and AR's."""
 
 
 def frontiers(results: Sequence[SystemResult], title: str, command: str | None = None) -> dict[int, Frontier]:
@@ -90,43 +89,51 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def at_budget(table: Sequence[dict[str, Any]], nfe: int) -> list[dict[str, Any]]:
+    """The rows of one budget of network calls; the autoregressive model has its own and is in all of them."""
+    return [row for row in table if row["nfe"] == nfe or row["system"] == "ar"]
+
+
+def ratio(table: Sequence[dict[str, Any]], to: str = "") -> tuple[Estimate, str] | None:
+    """Our Gen. PPL at the data's entropy over `to`'s, or over the best other diffusion system's, and whose that is.
+
+    None where either has no value there. LangFlow under our sampler shares half of what is compared: it is no rival.
+    """
+    there = {row["system"]: row["at_data_entropy"] for row in table if row["at_data_entropy"]["gen_ppl"] is not None}
+    others = {name: float(at["gen_ppl"]) for name, at in there.items() if name not in (OURS, CONTROLLED, "ar")}
+    best = to or min(others, key=lambda name: others[name], default="")
+    if OURS not in there or best not in there:
+        return None
+    return quotient(there[OURS], there[best]["gen_ppl"], there[best]["se"]), best
+
+
+def quotient(ours: Mapping[str, Any], value: float, error: float) -> Estimate:
+    """Our Gen. PPL at the data's entropy over another one."""
+    share = ours["gen_ppl"] / value
+    return Estimate(share, share * math.hypot(ours["se"] / ours["gen_ppl"], error / value), 0)
+
+
 def verdict(table: Sequence[dict[str, Any]]) -> list[str]:
     """The paper's two ratios, as measured here at each budget, in sentences."""
 
-    def value(system: str, nfe: int | None) -> float | None:
-        for row in table:
-            if row["system"] == system and (nfe is None or row["nfe"] == nfe):
-                found = row["at_data_entropy"]["gen_ppl"]
-                return None if found is None else float(found)
-        return None
-
     said = []
     for nfe in sorted({row["nfe"] for row in table if row["system"] == OURS}):
-        ours = value(OURS, nfe)
-        if ours is None:
+        rows = at_budget(table, nfe)
+        if next(row for row in rows if row["system"] == OURS)["at_data_entropy"]["gen_ppl"] is None:
             said.append(f"NFE {nfe}: convergeflow's curve does not reach the data's entropy, so there is no ratio")
             continue
-        others = {
-            row["system"]: value(row["system"], nfe)
-            for row in table
-            if row["nfe"] == nfe and row["system"] not in (OURS, CONTROLLED, "ar")
-        }
-        there = {name: ppl for name, ppl in others.items() if ppl is not None}
-        best = min(there, key=lambda name: there[name], default=None)
-        for label, name, ppl in (
-            ("best other", best, None if best is None else there[best]),
-            ("ar", "ar", value("ar", None)),
-        ):
-            if ppl is None:
-                said.append(f"NFE {nfe}: no {'other diffusion model' if label != 'ar' else 'AR value'} at that entropy")
+        for to, published, missing in (("", 0.55, "other diffusion model"), ("ar", 0.92, "AR value")):
+            found = ratio(rows, to)
+            if found is None:
+                said.append(f"NFE {nfe}: no {missing} at that entropy")
             else:
-                ratio = f"{ours / ppl:.2f} of {name}'s Gen. PPL at the data's entropy"
-                said.append(f"NFE {nfe}: {ratio} (paper: {PAPER[label]})")
+                share = f"{found[0].value:.2f} of {found[1]}'s Gen. PPL at the data's entropy"
+                said.append(f"NFE {nfe}: {share} (paper: {published})")
     return said
 
 
 def objective_alone(results: Sequence[SystemResult]) -> list[dict[str, Any]]:
-    """Our Gen. PPL over that of LangFlow's weights under the same sampler, setting by setting and noise by noise.
+    """Our Gen. PPL over that of LangFlow's weights under the same sampler, for each setting, noise by noise.
 
     Both spent the same steps, ours the last of them on the mean squared error. A row without a setting is the geometric
     mean over the settings of its budget.
@@ -156,8 +163,8 @@ def markdown(table: Sequence[dict[str, Any]], facts: dict[str, Any], objective: 
     if objective:
         lines += ["", "## The objective alone", ""]
         lines += [
-            "Gen. PPL of convergeflow over that of langflow's weights under the same sampler, noise by noise: what the",
-            "last stage's mean squared error bought over as many more steps of cross-entropy.",
+            "Gen. PPL of convergeflow over Gen. PPL of langflow's weights under the same sampler, noise by noise: what",
+            "the last stage's mean squared error bought over as many more steps of cross-entropy.",
             "",
         ]
         shown = [

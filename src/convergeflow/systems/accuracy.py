@@ -1,8 +1,7 @@
-"""How often the largest of K noisy coordinates is the right one: the clock of FLM, the bridge from Gaussian to Duo.
+"""How often the largest of K noisy coordinates is the right one: FLM's clock, and Duo's bridge from Gaussian noise.
 
-For w = one-hot(x) m + noise with unit variance, p(m) = P(argmax w = x) = E_z Phi(z + m)^(K-1). Its chance-
-corrected form a = (K p - 1)/(K - 1) runs from 0 (pure noise) to 1. FLM has m = c/(1 - c), Duo m =
-exp(-gamma/2).
+For w = one-hot(x) m + noise with unit variance, p(m) = P(argmax w = x) = E_z Phi(z + m)^(K-1). Corrected for chance,
+a = (K p - 1)/(K - 1) runs from 0 (pure noise) to 1. FLM has m = c/(1 - c), Duo m = exp(-gamma/2).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """AR: a causal transformer of the same width and depth, without noise level or modulation.
 
-Every token is predicted from those before it; a learned start row takes the place of a begin-of-text token,
-so that all L tokens of a block are scored and generated (L network calls). Sampling keeps keys and values of
-earlier positions.
+Every token is predicted from those before it. A learned start row takes the place of a begin-of-text token, so all L
+tokens of a sequence are scored and generated (L network calls). Sampling keeps keys and values of earlier positions.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError
 from convergeflow.model.backbone import Norm, rotate
-from convergeflow.model.views import Memory
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.categorical import draw, nucleus, tempered
-from convergeflow.systems.protocol import Bound
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, zero_linear
+from convergeflow.systems.categorical import draw, tempered
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+
+Memory = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, H, P, K] of each layer at the P words so far."""
 
 
 class CausalBlock(nn.Module):
@@ -98,8 +98,7 @@ class AutoregressiveModel(Rival):
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         logits, _ = self.network(self.shifted(tokens))
-        nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        return nll.view(tokens.shape).mean(-1)
+        return token_losses(logits, tokens)
 
     @torch.no_grad()
     def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:
@@ -107,25 +106,18 @@ class AutoregressiveModel(Rival):
         with self.evaluating():
             return {"nll": float(self.row_losses(tokens, torch.zeros(len(tokens)), draws).mean())}
 
-    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 1, **how: Any) -> Bound:
-        """The exact negative log-likelihood of all L tokens; it has no random part to repeat."""
-        return super().bound(tokens, draws=draws, repeats=1, **how)
-
     def generate_batch(self, run: Run, *, temperature: float, nucleus: float, cache: bool) -> Tensor:  # type: ignore[override]
         """Left to right, one call per token whatever the budget says; known tokens must be a prefix."""
-        if bool((run.known.mask.int().diff(dim=1) > 0).any()):
+        if run.known is not None and bool((run.known.known.int().diff(dim=1) > 0).any()):
             raise UserError("the autoregressive model continues a prompt; it cannot fill gaps")
         x = torch.full((run.rows, 1), self.start, device=run.device)
         past: Memory | None = None
         for i in range(run.length):
             logits, kept = self.network(x[:, -1:] if cache and i else x, past if cache else None)
             past = kept
-            log_p = _nucleus(tempered(logits[:, -1].double(), temperature), nucleus)
-            token = draw(log_p, run.draws)
-            token = torch.where(run.known.mask[:, i], run.known.tokens[:, i], token)
+            token = draw(tempered(logits[:, -1].double(), temperature, nucleus), run.draws)
+            if run.known is not None:
+                token = run.known[:, i].put(token)
             x = torch.cat([x, token[:, None]], dim=1)
             run.report(i, run.length, (i + 1) / run.length, x[:, 1:])
         return x[:, 1:]
-
-
-_nucleus = nucleus  # the control of the same name hides the function inside the sampler

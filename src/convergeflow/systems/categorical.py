@@ -1,9 +1,8 @@
 """Draws from categorical laws that keep the tail, with one stream of random numbers per row.
 
-The draw is a race of exponential clocks, argmax_j log p_j - log E_j with E_j ~ Exp(1), in float64 where the
-device has it. Float32 uniforms end at 1 - 2^-24 and cut the Gumbel noise at 16.6: rare tokens lose their
-mass, entropy falls and perplexity looks better than it is. There is no cumulative sum, whose rounding would
-erode a long tail as well.
+The draw is a race of exponential clocks, argmax_j log p_j - log E_j with E_j ~ Exp(1), in float64 where the device has
+it. Float32 uniforms end at 1 - 2^-24 and cut the Gumbel noise at 16.6: rare tokens lose their mass, entropy falls and
+perplexity looks better than it is. A cumulative sum would erode a long tail as well, by rounding; there is none.
 """
 
 from __future__ import annotations
@@ -33,28 +32,22 @@ def draw(log_weights: Tensor, draws: RowDraws) -> Tensor:
     return torch.cat(parts, dim=1).reshape(shape[:-1])
 
 
-def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """log-probabilities of softmax(logits / temperature): 1 is as trained, 0 the most likely token alone."""
-    check_temperature(temperature)
+def tempered(logits: Tensor, temperature: float, nucleus: float = 1.0) -> Tensor:
+    """log-probabilities of softmax(logits / temperature): 1 is as trained, 0 the most likely token alone.
+
+    Of these, the smallest set of most likely tokens is kept that holds a share `nucleus` of the mass; 1 keeps all.
+    """
+    if not temperature >= 0.0:
+        raise UserError(f"the temperature must be at least 0 (the most likely token alone), not {temperature}")
+    if not 0.0 < nucleus <= 1.0:
+        raise UserError(f"the nucleus must hold a share in (0, 1] of the mass, not {nucleus}")
     if temperature == 0.0:
         best = torch.full_like(logits, -torch.inf)
         return best.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
-    return (logits / temperature).log_softmax(-1)
-
-
-def check_temperature(temperature: float) -> None:
-    """Refuse what is not a temperature."""
-    if not temperature >= 0.0:
-        raise UserError(f"the temperature must be at least 0 (the most likely token alone), not {temperature}")
-
-
-def nucleus(log_probabilities: Tensor, share: float) -> Tensor:
-    """The smallest set of most likely tokens that holds `share` of the mass, renormalised; 1 keeps everything."""
-    if not 0.0 < share <= 1.0:
-        raise UserError(f"the nucleus must hold a share in (0, 1] of the mass, not {share}")
-    if share == 1.0:
-        return log_probabilities
-    ordered, index = log_probabilities.sort(-1, descending=True)
+    log_p = (logits / temperature).log_softmax(-1)
+    if nucleus == 1.0:
+        return log_p
+    ordered, index = log_p.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()  # mass in front of each token: the first is always kept
-    kept = torch.where(before < share, ordered, -torch.inf)
+    kept = torch.where(before < nucleus, ordered, -torch.inf)
     return torch.empty_like(kept).scatter_(-1, index, kept).log_softmax(-1)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model import SIZES
-from convergeflow.model.network import TrunkShape
+from convergeflow.model.backbone import TrunkShape
 
 CONFIG_FILE = "config.json"
 

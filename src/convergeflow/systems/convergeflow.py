@@ -6,10 +6,10 @@ is the same network trained with the other objective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +19,15 @@ from convergeflow.flow.schedule import Gumbel, Schedule, gumbel_for_width, sched
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.model.small_scale import Extras, SmallScaleNetwork
 from convergeflow.objective.learned_schedule import LearnedGumbel
-from convergeflow.objective.losses import Loss, Objective, fixed_noise_report, flow_loss
+from convergeflow.objective.losses import Loss, Objective, flow_loss
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import Piece, fewest_calls, pieces
 from convergeflow.sampling.cohort import Observer
-from convergeflow.sampling.integration import Endpoint, batches, default_batch, initial_noise, integrate
+from convergeflow.sampling.integration import batches, default_batch, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
 from convergeflow.systems.config import SystemConfig
-from convergeflow.systems.likelihood import flow_bound
+from convergeflow.systems.likelihood import fixed_noise_report, flow_bound
 from convergeflow.systems.protocol import Bound, LanguageModel, MakeSettings, Samples, Stage
 
 
@@ -62,8 +62,7 @@ class ConvergeFlowConfig(SystemConfig, Extras, Shape):
         return kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
 
 
-@dataclass(frozen=True)
-class FlowOutput:
+class FlowOutput(NamedTuple):
     """What `forward` returns; the direct predictor has no logits."""
 
     mu: Tensor
@@ -88,8 +87,6 @@ class ConvergeFlowModel(LanguageModel):
         )
         self.objective = Objective("mse")
         self.fits_schedule = False
-
-    # -- what it is ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def model_type(cls) -> str:
@@ -124,18 +121,14 @@ class ConvergeFlowModel(LanguageModel):
             with torch.no_grad():
                 self.learned_schedule.entropy.fill_(height)
 
-    # -- prediction ----------------------------------------------------------------------------------------------------
-
     def forward(self, x_t: Tensor, gamma: Tensor, self_condition: Tensor | None = None) -> FlowOutput:
         """Logits and data prediction at noise level gamma [B] for a state [B, L, width]."""
         at = self.schedule.at_gamma(gamma.double())
         log_f = self.network(x_t, at, self_condition)
-        if self.config.predictor == "direct":
+        if not log_f.has_weights:
             return FlowOutput(log_f.weigh(x_t, at).mu)
         logits = log_f.logits(x_t, at)
         return FlowOutput(logits.softmax(-1) @ self.network.embedding.rows(), logits)
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def enter_stage(self, stage: Stage) -> None:
         """Objective and trainable parameters of a stage."""
@@ -167,23 +160,11 @@ class ConvergeFlowModel(LanguageModel):
         with self.evaluating():
             return fixed_noise_report(self.network, self.schedule, rounded, tokens, draws, self.config.block_length)
 
-    def bound(
-        self,
-        tokens: Tensor,
-        *,
-        draws: RowDraws,
-        repeats: int = 32,
-        progress: Callable[[int], None] = lambda done: None,
-        **how: Any,
-    ) -> Bound:
+    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 32, **how: Any) -> Bound:
         """The bound of `likelihood.py` in nats per token; `how` as there."""
         how.setdefault("block_length", self.config.block_length)
         with self.evaluating():
-            return flow_bound(
-                self.network, self.schedule, tokens, draws=draws, repeats=repeats, progress=progress, **how
-            )
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
+            return flow_bound(self.network, self.schedule, tokens, draws=draws, repeats=repeats, **how)
 
     def sampling_arguments(
         self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
@@ -220,44 +201,32 @@ class ConvergeFlowModel(LanguageModel):
 
         `noise` [num, length, width] takes the place of what the seeds would draw.
         """
-        # The direct predictor has no weights to decode by.
-        rule = "weight" if self.config.predictor == "weighted" else "prediction"
-        settings = settings or Settings(nfe=nfe, decode=rule)
+        settings = settings or Settings(nfe=nfe, decode=self.network.head.rule)
         self._check_request(num, length, seeds, settings.nfe)
+        if want_logits and settings.freeze is not None:
+            raise UserError("the final logits need every sequence at the last grid point: drop `freeze` or `logits`")
         width, size = self.config.width, batch or default_batch(length, self.config.vocabulary)
         if noise is not None and noise.shape != (num, length, width):
             raise UserError(f"the starting noise must have shape {(num, length, width)}, not {tuple(noise.shape)}")
         predictor, flows = self.bind(), self.pieces(settings, length, clamp)
-        blocks = {} if self.config.block_length is None else {"pieces": flows, "window": self.config.length}
-        ends: list[Endpoint] = []
+        how = {"observe": observe, "pieces": flows, "window": self.config.length}
+        found: list[dict[str, Tensor]] = []
         for part in batches(num, size):
             if noise is None:
                 start = initial_noise(seeds[part], length, width, torch.float64, self.device)
             else:
                 start = noise[part].to(self.device)
             known = clamp[part] if clamp is not None and clamp.tokens.dim() == 2 else clamp
-            ends.append(
-                integrate(predictor, settings, start, clamp=known, observe=observe, want_logits=want_logits, **blocks)
-            )
-        described = {**settings.describe(), "plan": ends[0].plan.describe(), "length": length, "batch": size}
+            end = integrate(predictor, settings, start, clamp=known, **how)
+            by_rule = {f"ids_{name}": tokens for name, tokens in end.decoded.tokens.items()}
+            logits = {"logits": end.logits()} if want_logits else {}
+            found.append({"ids": end.decoded.by(settings.decode), "calls": end.calls, **by_rule, **logits})
+        whole = {name: torch.cat([each[name] for each in found]).cpu() for name in found[0]}
+        plan = flows[0].settings.plan(predictor.schedule).describe()
+        described = {**settings.describe(), "plan": plan, "length": length, "batch": size}
         if self.config.block_length is not None:
             described |= {"block_length": settings.block or self.config.block_length, "num_blocks": len(flows)}
-        return self._gathered(ends, seeds, settings.decode, described)
-
-    def _gathered(
-        self, ends: Sequence[Endpoint], seeds: Sequence[int], rule: str, described: dict[str, Any]
-    ) -> Samples:
-        """The batches as one set of samples, with the tokens of every rule beside the chosen one's."""
-        ends[0].decoded.by(rule)  # refuses a rule that does not apply, by name
-        extras = {
-            f"ids_{name}": torch.cat([end.decoded.tokens[name] for end in ends]).cpu()
-            for name in ends[0].decoded.tokens
-        }
-        logits = [end.logits for end in ends if end.logits is not None]
-        if logits:
-            extras["logits"] = torch.cat(logits).cpu()
-        calls = torch.cat([end.calls for end in ends])
-        return self._samples(extras[f"ids_{rule}"], seeds, calls, described, **extras)
+        return self._samples(whole.pop("ids"), seeds, whole.pop("calls"), described, **whole)
 
     def pieces(self, settings: Settings, length: int, clamp: Clamp | None = None) -> list[Piece]:
         """The flows that make one sample: the whole sequence, or block after block."""
@@ -270,8 +239,6 @@ class ConvergeFlowModel(LanguageModel):
             return settings
         least = fewest_calls(length, settings.block or self.config.block_length)
         return replace(settings, nfe=max(settings.nfe, least))
-
-    # -- files ---------------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint folder, with the learned schedule in its config.json too."""

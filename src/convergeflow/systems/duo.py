@@ -1,9 +1,8 @@
 """Duo: uniform-state diffusion, taught first by the argmax of a Gaussian one (Sahoo et al. 2025, arXiv 2506.10892).
 
-tau = 0 is data, tau = 1 noise: a token survives with probability a(tau) and is replaced by a uniform one
-otherwise. The ELBO's optimum is the leave-one-out posterior P(x^i | x_tau without position i). During the
-first half of training (the curriculum) the network reads softmax(w/temperature) of a Gaussian w whose argmax
-is the noisy token.
+A token survives with probability a(tau) and is otherwise replaced by a uniform one. The ELBO's optimum is the
+leave-one-out posterior P(x^i | x_tau without position i). During the first half of training (the curriculum) the
+network reads softmax(w/temperature) of a Gaussian w whose argmax is the noisy token.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import argmax_share, signal_at
-from convergeflow.systems.categorical import draw, nucleus, tempered
-from convergeflow.systems.mdlm import FLOOR, LAST_TIME, REMOVALS, kept_share, training_tau
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
+from convergeflow.systems.categorical import tempered
+from convergeflow.systems.discrete import FLOOR, DiscreteDiffusion, kept_share, training_tau
+from convergeflow.systems.mdlm import REMOVALS
+from convergeflow.systems.rival import TEMPERATURES, RivalConfig
 
 CURRICULUM_SHARES = (0.945471, 0.049327)
 """Survival a at the ends of the published curriculum (gamma -3.55 to -1.85 at K = 50257), carried over to any K."""
@@ -67,18 +67,16 @@ class DuoConfig(RivalConfig):
     curriculum_temperature: float = 1e-3
 
 
-class DuoModel(Rival):
+class DuoModel(DiscreteDiffusion):
     """Uniform-state diffusion with a curriculum."""
 
     method = "duo"
+    masks = False
     config_class = DuoConfig
     bound_kind = "uniform-state ELBO (the first thousandth of time is cut off)"
     controls: Mapping[str, Any] = {"temperature": 1.0, "nucleus": 1.0, "kappa": 1.0, "removal": "sample"}
+    choices: Mapping[str, Any] = {"removal": REMOVALS}
     frontier = TEMPERATURES
-
-    def __init__(self, config: DuoConfig) -> None:
-        super().__init__(config)
-        self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
 
     def log_x(self, inputs: Tensor, a: Tensor) -> Tensor:
         """log x_th [B, L, K] for tokens or vectors; the trunk is told sigma = -log a."""
@@ -89,11 +87,9 @@ class DuoModel(Rival):
             return self.curriculum_losses(tokens, times, draws)
         tau = training_tau(times)
         a = kept_share(tau)
-        length, K = tokens.shape[1], self.config.vocabulary
-        moved = draws.uniform(length).to(tokens.device) > a[:, None]
-        other = (draws.uniform(length).to(tokens.device) * K).long().clamp_max(K - 1)
-        noisy = torch.where(moved, other, tokens)
         shape = tokens.shape
+        moved = draws.uniform(shape[1]).to(tokens.device) > a[:, None]
+        noisy = self.replaced(tokens, moved, draws)
         rate = torch.full(shape, -(1.0 - FLOOR), device=tokens.device)
         return elbo(self.log_x(noisy, a), noisy, tokens, a[:, None].expand(shape), rate).mean(-1)
 
@@ -116,38 +112,30 @@ class DuoModel(Rival):
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The ELBO and the divergence of the noisiest law from the uniform one."""
-        K = self.config.vocabulary
-        own, other = FLOOR + (1 - FLOOR) / K, (1 - FLOOR) / K
-        prior = own * math.log(own * K) + (K - 1) * other * math.log(other * K)
-        return self.row_losses(tokens, times, draws) + prior
+        return self.row_losses(tokens, times, draws) + self.uniform_divergence(FLOOR)
 
-    def generate_batch(  # type: ignore[override]
-        self, run: Run, *, temperature: float, nucleus: float, kappa: float, removal: str
+    def law(  # type: ignore[override]
+        self,
+        x: Tensor,
+        tau: Tensor,
+        then: Tensor | None,
+        *,
+        temperature: float,
+        nucleus: float,
+        kappa: float,
+        removal: str,
     ) -> Tensor:
-        """nfe - 1 steps and one that removes the rest; kappa < 1 mixes in fresh noise (Psi-samplers)."""
-        if removal not in REMOVALS:
-            raise unknown_name("removal", removal, REMOVALS)
+        """The ancestral step; kappa < 1 mixes in fresh noise (Psi-samplers)."""
         if not 0.0 <= kappa <= 1.0:
             raise UserError(f"kappa must lie in [0, 1] (1 is the ancestral sampler), not {kappa}")
-        K, num_steps = self.config.vocabulary, run.nfe - 1
-        grid = torch.linspace(1.0, LAST_TIME, num_steps + 1, dtype=torch.float64)
-        x = run.known.put(draw(torch.zeros((), device=run.device).expand(run.rows, run.length, K), run.draws))
-        clean = torch.ones((), dtype=torch.float64)
-        for i in range(run.nfe):
-            now = kept_share(grid[i])
-            log_x = tempered(self.log_x(x, now.expand(run.rows).to(run.device)).double(), temperature)
-            log_x = _nucleus(log_x, nucleus)
-            if i == num_steps:
-                law = reverse_law(log_x, x, now, clean) if removal == "sample" else tempered(log_x, 0.0)
-            else:
-                then = kept_share(grid[i + 1])
-                law = reverse_law(log_x, x, now, then)
-                if kappa < 1.0:
-                    renoised = then.to(law) * reverse_law(log_x, x, now, clean).exp() + (1 - then.to(law)) / K
-                    law = (kappa * law.exp() + (1 - kappa) * renoised).log()
-            x = run.known.put(draw(law, run.draws))
-            run.report(i, run.nfe, float(1 - grid[i]), x)
-        return x
-
-
-_nucleus = nucleus  # the control of the same name hides the function inside the sampler
+        now, clean = kept_share(tau), torch.ones_like(tau)
+        log_x = tempered(self.log_x(x, now.expand(len(x)).to(x.device)).double(), temperature, nucleus)
+        if then is None:
+            return reverse_law(log_x, x, now, clean) if removal == "sample" else tempered(log_x, 0.0)
+        share = kept_share(then)
+        law = reverse_law(log_x, x, now, share)
+        if kappa == 1.0:
+            return law
+        K = self.config.vocabulary
+        renoised = share.to(law) * reverse_law(log_x, x, now, clean).exp() + (1 - share.to(law)) / K
+        return (kappa * law.exp() + (1 - kappa) * renoised).log()

@@ -1,10 +1,10 @@
 """ELF: a flow on the outputs of a frozen contextual encoder, with a decoder in the same network (arXiv 2605.10938).
 
-t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, x the encoder's output; the network regresses x
-(velocity loss) for 80 % of the examples and decodes tokens from lightly corrupted x for the rest. Self-
-conditioning guidance is distilled into it and set by a scalar. Two encoders: `t5`, T5-small as published, on
-T5 tokens; `embedded`, a small one trained here by masked-token prediction in a `ce` stage and frozen in the
-`mse` stage. The trunk is the package's shared one (time by modulation; guidance and mode as prefix tokens).
+t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, where x is the encoder's output. The network regresses x (by
+velocity) for 80 % of the examples and decodes tokens from lightly corrupted x for the rest. Guidance by
+self-conditioning is distilled into it and set by a scalar. There are two encoders: `t5` is T5-small as published, on T5
+tokens; `embedded` is a small one, trained here by masked-token prediction in a `ce` stage and frozen in the `mse`
+stage. The trunk is the package's shared one: time enters by modulation, guidance and mode as prefix tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
-from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding
+from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, TrunkShape
+from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Stage
-from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, trunk, zero_linear
+from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, zero_linear
 
 ENCODERS = ("embedded", "t5")
-GRIDS = ("logit-normal", "uniform")
 TIME_LAW = (-1.5, 0.8)
 """Mean and deviation of logit t, in training and on the sampler's grid."""
 DECODER_LAW = (0.8, 0.8)
@@ -56,7 +56,8 @@ class EmbeddedEncoder(nn.Module):
         super().__init__()
         self.mask = vocabulary
         self.embedding = Table(vocabulary + 1, width)
-        self.backbone = Backbone(width=width, depth=depth, heads=heads, condition_width=16, dropout=0.0, gate_init=1.0)
+        self.backbone = Backbone(TrunkShape(width=width, depth=depth, heads=heads, condition_width=16, dropout=0.0))
+        open_gates(self.backbone, 1.0)
         self.head = zero_linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -67,40 +68,34 @@ class EmbeddedEncoder(nn.Module):
     def losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Cross-entropy of all tokens [B] with up to 30 % of them hidden: identity and context both have to be kept."""
         hidden = draws.uniform(tokens.shape[1]).to(tokens.device) < 0.3 * times[:, None]
-        logits = self.head(self(torch.where(hidden, self.mask, tokens)))
-        nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        return nll.view(tokens.shape).mean(-1)
+        return token_losses(self.head(self(torch.where(hidden, self.mask, tokens))), tokens)
 
 
 class T5Encoder:
     """T5's encoder from transformers, frozen and outside the module tree: neither trained nor saved with the model."""
 
-    def __init__(self, name: str, deviation: float) -> None:
-        self.name, self.deviation = name, deviation
+    def __init__(self, config: ElfConfig) -> None:
+        self.config = config
         self._model: Any = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
+        name, latent = self.config.encoder_name, self.config.latent
         if self._model is None:
             from transformers import T5EncoderModel
 
             try:
-                self._model = T5EncoderModel.from_pretrained(self.name).eval().requires_grad_(False)
+                self._model = T5EncoderModel.from_pretrained(name).eval().requires_grad_(False)
             except OSError as failure:
                 raise ConvergeFlowError(
-                    f"cannot load the encoder {self.name!r} ({str(failure).splitlines()[0]}); give a local folder as "
+                    f"cannot load the encoder {name!r} ({str(failure).splitlines()[0]}); give a local folder as "
                     "model.encoder_name, or train the embedded encoder with model.encoder=embedded"
                 ) from None
         model = self._model.to(tokens.device)
         if int(tokens.max()) >= model.config.vocab_size:
-            raise UserError(f"the corpus is not in the tokens of {self.name}: prepare it with that tokenizer")
-        with torch.no_grad():
-            return model(input_ids=tokens).last_hidden_state.float() / self.deviation
-
-    def width(self) -> int:
-        """Of the encoder's outputs, from its configuration."""
-        from transformers import AutoConfig
-
-        return int(AutoConfig.from_pretrained(self.name).d_model)
+            raise UserError(f"the corpus is not in the tokens of {name}: prepare it with that tokenizer")
+        if model.config.d_model != latent:
+            raise UserError(f"{name} has width {model.config.d_model}: set model.latent={model.config.d_model}")
+        return model(input_ids=tokens).last_hidden_state.float() / self.config.encoder_deviation  # type: ignore[no-any-return]
 
 
 class ElfNetwork(nn.Module):
@@ -165,34 +160,30 @@ class ElfModel(Rival):
     """Embedded language flow."""
 
     method = "elf"
+    takes_known = False
     config_class = ElfConfig
     controls: Mapping[str, Any] = {"guidance": 3.0, "churn": 1.5, "grid": "logit-normal"}
+    choices: Mapping[str, Any] = {"grid": ("logit-normal", "uniform")}
     frontier = tuple({"guidance": value} for value in (3.0, 1.0, 1.5, 2.0, 4.0, 5.0))
 
     def __init__(self, config: ElfConfig) -> None:
         super().__init__(config)
         self.network = ElfNetwork(config)
         self.teaches_encoder = False
-        self.encoder = (
-            EmbeddedEncoder(config.vocabulary, config.latent, config.encoder_depth, config.encoder_heads)
-            if config.encoder == "embedded"
-            else None
-        )
+        self.encoder: EmbeddedEncoder | T5Encoder = T5Encoder(config)
+        if config.encoder == "embedded":
+            sizes = config.vocabulary, config.latent, config.encoder_depth, config.encoder_heads
+            self.encoder = EmbeddedEncoder(*sizes).requires_grad_(False)
         self.register_buffer("encoder_passes", torch.zeros((), dtype=torch.long))
-        self._t5 = T5Encoder(config.encoder_name, config.encoder_deviation) if config.encoder == "t5" else None
-        if self.encoder is not None:
-            self.encoder.requires_grad_(False)
 
     encoder_passes: Tensor
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def enter_stage(self, stage: Stage) -> None:
         """`ce` trains the embedded encoder, `mse` the flow on the frozen encoder."""
         super().enter_stage(stage)
-        self.teaches_encoder = stage.objective == "ce" and self.encoder is not None
-        if self.encoder is None:
+        if isinstance(self.encoder, T5Encoder):
             return
+        self.teaches_encoder = stage.objective == "ce"
         if not self.teaches_encoder and int(self.encoder_passes) == 0:
             raise UserError("elf's embedded encoder is untrained: put a ce stage before the mse stage to train it")
         self.network.requires_grad_(not self.teaches_encoder)
@@ -201,22 +192,15 @@ class ElfModel(Rival):
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> Tensor:
         """The clean latents x [B, L, latent]."""
-        if self.encoder is not None:
-            return self.encoder(tokens)
-        assert self._t5 is not None
-        x = self._t5(tokens)
-        if x.shape[-1] != self.config.latent:
-            raise UserError(f"{self._t5.name} has width {x.shape[-1]}: set model.latent={x.shape[-1]}")
-        return x
+        return self.encoder(tokens)  # type: ignore[no-any-return]
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
-        if self.teaches_encoder:
-            assert self.encoder is not None
-            if self.training:
-                self.encoder_passes += 1
-            rows = self.encoder.losses(tokens, times.to(tokens.device), draws)
-            return Loss(rows.mean(), {"encoder_ce": float(rows.detach().mean())})
-        return super().loss(tokens, times=times, draws=draws)
+        if not (self.teaches_encoder and isinstance(self.encoder, EmbeddedEncoder)):
+            return super().loss(tokens, times=times, draws=draws)
+        if self.training:
+            self.encoder_passes += 1
+        rows = self.encoder.losses(tokens, times.to(tokens.device), draws)
+        return Loss(rows.mean(), {"encoder_ce": float(rows.detach().mean())})
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Velocity error or, for one example in five, the decoder's cross-entropy."""
@@ -249,19 +233,13 @@ class ElfModel(Rival):
             torch.where(mode, corrupted, z), condition, torch.where(decoding, 1.0, t), w, decoding
         )
         velocity = ((predicted - target) / gap).square().mean((1, 2))
-        nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        return torch.where(decoding, nll.view(tokens.shape).mean(-1), velocity)
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
+        return torch.where(decoding, token_losses(logits, tokens), velocity)
 
     def generate_batch(self, run: Run, *, guidance: float, churn: float, grid: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 steps with noise put back in proportion to `churn` (0: the ODE), and one decoding call.
 
         The grid is random and each sample draws its own. Putting noise back under-disperses, as in the reference.
         """
-        run.refuse_known(self.method)
-        if grid not in GRIDS:
-            raise unknown_name("grid", grid, GRIDS)
         if run.nfe < 2:
             raise UserError("elf needs at least 2 network calls: one step and the decoding")
         num_steps = run.nfe - 1
@@ -289,9 +267,9 @@ class ElfModel(Rival):
 
     def _grid(self, run: Run, num_steps: int, kind: str) -> Tensor:
         """Increasing times [B, N + 1] from 0 to 1."""
-        ends = torch.zeros(run.rows, 1, dtype=torch.float64), torch.ones(run.rows, 1, dtype=torch.float64)
         if kind == "uniform":
             inner = (torch.arange(1, num_steps) / num_steps).double().expand(run.rows, -1)
         else:
             inner = logit_normal(run.draws.uniform(num_steps - 1), TIME_LAW).sort(-1).values
-        return torch.cat([ends[0], inner, ends[1]], dim=1).float().to(run.device)
+        grid = functional.pad(functional.pad(inner, (1, 0), value=0.0), (0, 1), value=1.0)
+        return grid.float().to(run.device)

@@ -1,9 +1,8 @@
 """FLM: a flow on one-hot vectors (arXiv 2602.16813).
 
-t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right
-with a chance that grows linearly in t. The network reads the raw vector and t, and is trained by cross-
-entropy without weight. There is no bound. The reference has no temperature; here one acts on the predicted
-probabilities, and 1 is the reference.
+t = 0 is noise, t = 1 data. x = (1 - c) noise + c one-hot, with c(t) chosen so that the argmax of x is right with a
+chance that grows linearly in t. The network reads the raw vector and t, and is trained by plain cross-entropy. There
+is no bound. The reference has no temperature; here one acts on the predicted probabilities, and 1 is the reference.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from convergeflow.device import state_dtype_of
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import interpolation_at
 from convergeflow.systems.categorical import tempered
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
+from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork, token_losses
 
 
 class FlmModel(Rival):
     """One-hot flow."""
 
     method = "flm"
+    takes_known = False
     controls: Mapping[str, Any] = {"temperature": 1.0}
     frontier = TEMPERATURES
 
@@ -43,13 +43,10 @@ class FlmModel(Rival):
         c = self.warp(t).float()[:, None, None]
         noise = draws.normal(tokens.shape[1], self.config.vocabulary).to(tokens.device)
         x = (1 - c) * noise + c * functional.one_hot(tokens, self.config.vocabulary)
-        logits = self.network(x, t).float()
-        nll = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
-        return nll.view(tokens.shape).mean(-1)
+        return token_losses(self.network(x, t), tokens)
 
     def generate_batch(self, run: Run, *, temperature: float) -> Tensor:  # type: ignore[override]
         """Euler in c on t_i = i/N; the last call is decoded by its argmax."""
-        run.refuse_known(self.method)
         dtype = state_dtype_of(run.device)
         x = run.draws.normal(run.length, self.config.vocabulary, dtype=torch.float64).to(run.device, dtype)
         t = torch.arange(run.nfe + 1, dtype=torch.float64) / run.nfe

@@ -1,9 +1,9 @@
 """LangFlow: ConvergeFlow's network trained by cross-entropy alone, table and schedule included (arXiv 2604.11748).
 
-Its own sampler makes one call per step, conditioned on the previous step's prediction, on an even grid of q =
-1 - t; with `settings=` it runs under every sampling control of ConvergeFlow, which separates objective from
-sampler. The published sampler has no control of its own; `temperature`, off at 1, divides the logits at every call, so
-that LangFlow too has a curve between quality and diversity.
+Its own sampler makes one call per step, conditioned on the previous step's prediction, on an even grid of q = 1 - t.
+With `settings=` it runs under every sampling control of ConvergeFlow, which separates objective from sampler. The
+published sampler has no control of its own. `temperature`, off at 1, divides the logits at every call, so that LangFlow
+too has a curve between quality and diversity.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Plaid: diffusion on low-dimensional token embeddings, trained by its likelihood (Gulrajani & Hashimoto 2023).
 
-tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy
-at tau = 0, -0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one
-ConvergeFlow took over: softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is
-the package's shared one (noise level by modulation instead of an added input). Times come from the trainer's
-strata, so the split between the two kinds of rows is a threshold on them.
+tau = 0 is data, tau = 1 noise; gamma(tau) is a learned monotone function. The loss is the ELBO: cross-entropy at tau =
+0, -0.5 SNR' ||x_hat - x||^2 in between, and the divergence at tau = 1. The predictor is the one that ConvergeFlow took
+over: softmax(head + (alpha/sigma^2) <z, e_j>) weights unit-norm embeddings. The trunk is the package's shared one: the
+noise level enters by modulation, not as an added input. Rows are at tau = 0 or in between by a threshold on the
+trainer's stratified times.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
 from convergeflow.model.fused import Weighted, weigh
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.rival import Rival, RivalConfig, Run, trunk, zero_linear
 
-STEPS = ("ancestral", "ddim")
 STATISTICS_DECAY = 0.997
 KERNEL_RAMP = 0.05
 """Share of the first stage over which the kernel term grows to its exact size (reference: 5000 of 92000 steps)."""
@@ -56,32 +55,17 @@ class MonotoneSchedule(nn.Module):
         span = ends[1] - ends[0]
         return (value - ends[0]) / span, slope / span
 
-    def forward(self, tau: Tensor, emphasis: _Emphasis | None = None) -> tuple[Tensor, Tensor]:
-        """gamma and d gamma/d tau; `emphasis` multiplies the gradient that reaches the shape, row by row."""
+    def forward(self, tau: Tensor, emphasis: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """gamma and d gamma/d tau; `emphasis` [B] multiplies the gradient that reaches the shape, row by row.
+
+        It is read in the backward pass, so it may be filled in after the forward pass.
+        """
         value, slope = self.shape(tau)
-        if emphasis is not None:
-            value, slope = emphasis.on(value), emphasis.on(slope)
+        if emphasis is not None and value.requires_grad:
+            for each in (value, slope):
+                each.register_hook(lambda gradient: gradient * emphasis)
         low, high = self.bounds.double().unbind()
         return low + (high - low) * value, (high - low) * slope
-
-
-class _Emphasis:
-    """Multiplies gradients by 2 loss_i: the shape then descends E[loss^2], that is, the variance of the loss.
-
-    The losses are known only after the forward pass, so the factor is filled in before the backward pass asks for it.
-    """
-
-    def __init__(self) -> None:
-        self.factor: Tensor | None = None
-
-    def on(self, value: Tensor) -> Tensor:
-        if value.requires_grad:
-            value.register_hook(self._scale)
-        return value
-
-    def _scale(self, gradient: Tensor) -> Tensor:
-        assert self.factor is not None, "the losses are filled in before the backward pass"
-        return gradient * self.factor.to(gradient)
 
 
 @dataclass(frozen=True)
@@ -147,9 +131,11 @@ class PlaidModel(Rival):
     """Embedding diffusion with a learned schedule."""
 
     method = "plaid"
+    takes_known = False
     config_class = PlaidConfig
     bound_kind = "diffusion ELBO"
     controls: Mapping[str, Any] = {"temperature": 0.9, "step": "ancestral"}
+    choices: Mapping[str, Any] = {"step": ("ancestral", "ddim")}
     frontier = tuple({"temperature": value} for value in (0.9, 1.0, 0.95, 0.85, 0.8, 0.75))
 
     def __init__(self, config: PlaidConfig) -> None:
@@ -161,8 +147,6 @@ class PlaidModel(Rival):
 
     statistics: Tensor
     network: PlaidNetwork
-
-    # -- prediction ----------------------------------------------------------------------------------------------------
 
     @property
     def kernel_scale(self) -> float:
@@ -180,8 +164,6 @@ class PlaidModel(Rival):
     def predict(self, z: Tensor, at: Level, condition: Tensor, **wanted: Any) -> Weighted:
         """One network call."""
         return self.read_out(self.network(z, at, condition), z, at, self.network.embedding.rows(), **wanted)
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def reconstruction_share(self) -> float:
         """Rows at tau = 0 in proportion to the standard deviation of their loss."""
@@ -201,9 +183,10 @@ class PlaidModel(Rival):
         clean = times < share
         tau = torch.where(clean, torch.zeros_like(times), (times - share) / (1 - share))
         conditioned = draws.uniform().to(tokens.device) < self.config.self_condition
-        emphasis = _Emphasis()
+        # Gradients times 2 loss_i: the schedule's shape then descends E[loss^2], that is, the variance of the loss.
+        emphasis = torch.zeros_like(times)
         rows, prior = self.parts(tokens, tau, clean, conditioned, draws, emphasis)
-        emphasis.factor = torch.where(clean, 0.0, 2 * rows.detach())
+        emphasis.copy_(torch.where(clean, 0.0, 2 * rows.detach()))
         if self.training:
             self._remember(rows.detach(), clean)
         weighted = torch.where(clean, rows / share, rows / (1 - share))
@@ -221,7 +204,7 @@ class PlaidModel(Rival):
         clean: Tensor,
         conditioned: Tensor,
         draws: RowDraws,
-        emphasis: _Emphasis | None = None,
+        emphasis: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Per row, cross-entropy (where `clean`) or diffusion term, and the divergence at tau = 1; nats per token."""
         gamma, slope = self.noise_schedule(tau, emphasis)
@@ -269,13 +252,8 @@ class PlaidModel(Rival):
         diffusion, _ = self.parts(tokens, tau, ~everywhere, everywhere, draws)
         return reconstruction + diffusion + prior
 
-    # -- sampling ------------------------------------------------------------------------------------------------------
-
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""
-        run.refuse_known(self.method)
-        if step not in STEPS:
-            raise unknown_name("step", step, STEPS)
         if not temperature > 0:
             raise UserError(f"plaid's score temperature must be positive, not {temperature}")
         if run.nfe < 3:

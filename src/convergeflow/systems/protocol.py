@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from safetensors import SafetensorError
@@ -72,20 +72,13 @@ class Bound:
 class Stage(Protocol):
     """What a system reads of a stage of a recipe."""
 
-    @property
-    def objective(self) -> str: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def self_condition(self) -> float: ...
-    @property
-    def position_noise(self) -> float: ...
-    @property
-    def clean_context(self) -> float: ...
-    @property
-    def learn_table(self) -> bool: ...
-    @property
-    def learn_schedule(self) -> bool: ...
+    objective: Literal["ce", "mse"]
+    steps: int
+    self_condition: float
+    position_noise: float
+    clean_context: float
+    learn_table: bool
+    learn_schedule: bool
 
 
 MakeSettings = Callable[[Schedule, str | None], Settings]
@@ -100,8 +93,28 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Named tensors of a safetensors file, on the CPU."""
-    return load_file(path)
+    """Named tensors of a safetensors file, on the CPU; a damaged file is refused by name."""
+    try:
+        return load_file(path)
+    except SafetensorError as damage:
+        raise UserError(f"{path} is damaged ({damage}): copy or train it again") from None
+
+
+def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """How given tensors differ in name or shape from those that a model has, on one line; empty if they fit."""
+    shapes = {name: (tuple(given[name].shape), tuple(own[name].shape)) for name in sorted(own.keys() & given.keys())}
+    found = {
+        "missing": sorted(own.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - own.keys()),
+        "mis-shaped": [f"{name} is {there}, not {here}" for name, (there, here) in shapes.items() if there != here],
+    }
+    return "; ".join(listing(kind, names) for kind, names in found.items() if names)
+
+
+def listing(kind: str, names: Sequence[str], most: int = 8) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{kind}: {', '.join(names[:most])}{more}"
 
 
 class LanguageModel(nn.Module):
@@ -158,8 +171,6 @@ class LanguageModel(nn.Module):
         finally:
             self.train(was_training)
 
-    # -- training ------------------------------------------------------------------------------------------------------
-
     def set_unigram(self, counts: Tensor, entropy: float | None = None) -> None:
         """Hear the token counts of the training text; most systems learn the frequencies by themselves."""
 
@@ -180,8 +191,6 @@ class LanguageModel(nn.Module):
     ) -> Bound:
         """An upper bound on -log p of `tokens` [n, L] from `repeats` noise levels a row, if there is a `bound_kind`."""
         raise UserError(f"{self.method} has no likelihood bound")
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     def sampling_arguments(
         self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
@@ -225,8 +234,6 @@ class LanguageModel(nn.Module):
         texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
         return Samples(ids, list(seeds), int(calls.max()), settings, texts, {"calls": calls, **extras})
 
-    # -- files ---------------------------------------------------------------------------------------------------------
-
     def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write config.json, model.safetensors and the tokenizer; `state_dict` takes the place of the own weights."""
         folder = Path(folder)
@@ -252,10 +259,7 @@ class LanguageModel(nn.Module):
         config = cls.config_class.from_dict(values)
         if not (folder / WEIGHTS_FILE).is_file():
             raise ConvergeFlowError(f"{folder} has no {WEIGHTS_FILE}: copy or train it again")
-        try:
-            weights = read_tensors(folder / WEIGHTS_FILE)
-        except SafetensorError as damage:
-            raise UserError(f"{folder / WEIGHTS_FILE} is damaged ({damage}): copy or train it again") from None
+        weights = read_tensors(folder / WEIGHTS_FILE)
         with torch.random.fork_rng(devices=[]):
             model = cls(config)
         model.load_strictly(weights, folder)
@@ -263,17 +267,9 @@ class LanguageModel(nn.Module):
 
     def load_strictly(self, weights: Mapping[str, Tensor], source: str | Path) -> None:
         """Take over weights with exactly the own names and shapes; `source` is named in the error."""
-        own = self.state_dict()
-        shared = sorted(own.keys() & weights.keys())
-        problems = [
-            *(f"missing {name}" for name in sorted(own.keys() - weights.keys())),
-            *(f"unexpected {name}" for name in sorted(weights.keys() - own.keys())),
-            *(f"mis-shaped {name}" for name in shared if own[name].shape != weights[name].shape),
-        ]
-        if problems:
-            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        if wrong := misfits(self.state_dict(), weights):
             raise UserError(
-                f"{source} does not hold this model: {', '.join(problems[:3])}{more} (do the vocabulary and the sizes "
-                f"in {CONFIG_FILE} belong to these weights?)"
+                f"{source} does not hold this model: {wrong} (do the vocabulary and the sizes in {CONFIG_FILE} belong "
+                "to these weights?)"
             )
         self.load_state_dict(weights)

@@ -1,14 +1,15 @@
-"""What every rival shares: a counted and row-wise sampler loop, and bounds from row losses.
+"""What every rival shares: a sampler loop that counts calls, and bounds from the losses of rows.
 
-A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the
-`LanguageModel` protocol follows. Rivals run from data (tau = 0) to noise (tau = 1) inside their own files, as
-their papers do.
+A rival gives `row_losses` (one number per sequence at one time) and `generate_batch`; the rest of the `LanguageModel`
+protocol follows. Inside their own files rivals run in the direction of their papers, most of them from data (tau = 0)
+to noise (tau = 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
+from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.cohort import Observer
@@ -87,14 +89,9 @@ class Table(nn.Module):
 
 def trunk(config: RivalConfig) -> Backbone:
     """The trunk that all systems share."""
-    return Backbone(
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        condition_width=config.condition_width,
-        dropout=config.dropout,
-        gate_init=config.gate_init,
-    )
+    backbone = Backbone(config)
+    open_gates(backbone, config.gate_init)
+    return backbone
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -106,10 +103,20 @@ def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
+def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross-entropy of `tokens` [B, L] under logits [B, L, V]: the mean of each row, [B]."""
+    nll = functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
+    return nll.view(tokens.shape).mean(-1)
+
+
 class Rival(LanguageModel):
     """A system with tokens or latents of its own; subclasses give `row_losses` and `generate_batch`."""
 
     config_class: ClassVar[type[RivalConfig]] = RivalConfig
+    choices: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """The names that a control may have, for controls that are names."""
+    takes_known: bool = True
+    """Whether some tokens of a sample can be given."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -119,8 +126,6 @@ class Rival(LanguageModel):
 
     passes: Tensor
     horizon: Tensor
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def enter_stage(self, stage: Stage) -> None:
         """Train everything: a rival has one objective. The first stage's steps are its `horizon`."""
@@ -161,6 +166,7 @@ class Rival(LanguageModel):
         """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
         if self.bound_kind is None:
             return super().bound(tokens, draws=draws)  # refuses
+        repeats = 1 if self.bound_kind == "exact" else repeats  # nothing is drawn then
         found = []
         with self.evaluating():
             for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
@@ -175,8 +181,6 @@ class Rival(LanguageModel):
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Per row, a number whose mean over uniform times bounds the negative log-likelihood per token."""
         return self.row_losses(tokens, times, draws)
-
-    # -- sampling ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample(  # type: ignore[override]
@@ -196,17 +200,21 @@ class Rival(LanguageModel):
         for name in controls:
             if name not in self.controls:
                 raise unknown_name(f"sampling control of {self.method}", name, self.controls)
+            if name in self.choices and controls[name] not in self.choices[name]:
+                raise unknown_name(name, controls[name], self.choices[name])
         chosen = {**self.controls, **controls}
         size = batch or default_batch(length, self.config.vocabulary)
+        known = None if clamp is None else clamp.resolved(num, length, self.config.vocabulary, self.device)
+        if known is not None and bool(known.known.any()) and not self.takes_known:
+            raise UserError(f"{self.method} has no infilling; generate without a prompt or gaps")
         parts, calls = [], []
         with self.evaluating():
             for part in batches(num, size):
                 draws = RowDraws([derive_seed(seed, "sample") for seed in seeds[part]])
-                piece = Given.of(clamp, part, length, len(draws), self.device)
-                with _Calls(self.network) as counter:
-                    run = Run(length, draws, nfe, piece, observe, counter, self.device)
+                run = Run(length, draws, nfe, None if known is None else known[part], observe, self.device)
+                with self.network.register_forward_pre_hook(run.count):
                     parts.append(self.generate_batch(run, **chosen).cpu())
-                calls += [counter.total] * len(draws)
+                calls += [run.calls] * run.rows
         settings = {"method": self.method, "nfe": nfe, **chosen, "length": length, "batch": size}
         return self._samples(torch.cat(parts), seeds, torch.tensor(calls), settings)
 
@@ -215,73 +223,32 @@ class Rival(LanguageModel):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Given:
-    """Tokens that a sample must have, [B, L] with a mask; an empty mask if there are none."""
-
-    tokens: Tensor
-    mask: Tensor
-
-    @classmethod
-    def of(cls, clamp: Clamp | None, part: slice, length: int, rows: int, device: torch.device) -> Given:
-        if clamp is None:
-            return cls(
-                torch.zeros(rows, length, dtype=torch.long, device=device),
-                torch.zeros(rows, length, dtype=torch.bool, device=device),
-            )
-        if clamp.tokens.shape != clamp.known.shape or clamp.tokens.shape[-1] != length:
-            raise UserError(f"the known tokens must have length {length}, not {tuple(clamp.tokens.shape)}")
-        pair = (clamp.tokens, clamp.known)
-        tokens, mask = (value[part] if value.dim() == 2 else value.expand(rows, length) for value in pair)
-        return cls(tokens.to(device), mask.to(device))
-
-    def __bool__(self) -> bool:
-        return bool(self.mask.any())
-
-    def put(self, tokens: Tensor) -> Tensor:
-        """`tokens` with the known ones in place."""
-        return torch.where(self.mask, self.tokens, tokens)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """One batch of samples in the making."""
 
     length: int
     draws: RowDraws
     nfe: int
-    known: Given
+    known: Clamp | None
     observe: Observer | None
-    counter: _Calls
     device: torch.device
+    calls: int = 0
+    """Network calls so far."""
 
     @property
     def rows(self) -> int:
         return len(self.draws)
 
+    def count(self, *_: Any) -> None:
+        """Hear of a network call."""
+        self.calls += 1
+
+    def put(self, tokens: Tensor) -> Tensor:
+        """`tokens` [B, L] with the known ones in place."""
+        return tokens if self.known is None else self.known.put(tokens)
+
     def report(self, index: int, num_steps: int, t: float, tokens: Tensor) -> None:
         """Tell the observer, if there is one."""
         if self.observe is not None:
-            self.observe(TokenStep(index, num_steps, t, tokens, self.counter.total))
-
-    def refuse_known(self, method: str) -> None:
-        """For methods that cannot be told tokens."""
-        if self.known:
-            raise UserError(f"{method} has no infilling; generate without a prompt or gaps")
-
-
-class _Calls:
-    """Counts the calls of a module inside a `with` block."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.total = module, 0
-
-    def _count(self, *_: Any) -> None:
-        self.total += 1
-
-    def __enter__(self) -> _Calls:
-        self.handle = self.module.register_forward_pre_hook(self._count)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.handle.remove()
+            self.observe(TokenStep(index, num_steps, t, tokens, self.calls))

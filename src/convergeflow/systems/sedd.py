@@ -1,9 +1,8 @@
 """SEDD: score entropy discrete diffusion, absorbing and uniform (Lou et al. 2024, arXiv 2310.16834).
 
-tau = 0 is data, tau = 1 noise. The network gives log scores log s_y ~ log p_tau(y)/p_tau(x) of changing the
-token x into y; the loss is the score entropy sigma' sum_y Q(y -> x) [s_y - r_y log s_y + r_y (log r_y - 1)],
-r_y = p(y|x0)/p(x|x0), averaged over positions. Both graphs share the samplers: `analytic` (Tweedie tau-
-leaping) and `euler`.
+The network gives log scores log s_y ~ log p_tau(y)/p_tau(x) of changing the token x into y. The loss is the score
+entropy sigma' sum_y Q(y -> x) [s_y - r_y log s_y + r_y (log r_y - 1)], r_y = p(y|x0)/p(x|x0), averaged over positions.
+Both graphs share the steps `analytic` (Tweedie tau-leaping) and `euler`.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convergeflow.errors import UserError, unknown_name
+from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.categorical import check_temperature, draw
-from convergeflow.systems.mdlm import FLOOR, LAST_TIME, kept_share, training_tau
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, TokenNetwork
-
-STEPS = ("analytic", "euler")
+from convergeflow.systems.discrete import FLOOR, DiscreteDiffusion, kept_share, training_tau
+from convergeflow.systems.rival import TEMPERATURES, RivalConfig
 
 
 def absorb_loss(log_score: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
@@ -51,10 +47,11 @@ def uniform_loss(log_score: Tensor, noisy: Tensor, target: Tensor, sigma: Tensor
     return positive - negative + constant
 
 
-class SeddModel(Rival):
-    """What both graphs share: the samplers' loop."""
+class SeddModel(DiscreteDiffusion):
+    """What both graphs share: steps from scores."""
 
     controls: Mapping[str, Any] = {"temperature": 1.0, "step": "analytic"}
+    choices: Mapping[str, Any] = {"step": ("analytic", "euler")}
     frontier = TEMPERATURES
 
     def sigma(self, tau: Tensor) -> Tensor:
@@ -63,10 +60,6 @@ class SeddModel(Rival):
 
     def sigma_rate(self, tau: Tensor) -> Tensor:
         """d sigma / d tau."""
-        raise NotImplementedError
-
-    def start(self, run: Run) -> Tensor:
-        """Tokens at tau = 1."""
         raise NotImplementedError
 
     def log_scores(self, x: Tensor, sigma: Tensor) -> Tensor:
@@ -81,61 +74,36 @@ class SeddModel(Rival):
         """Weights of x_s to first order in `amount` = dt sigma'."""
         raise NotImplementedError
 
-    def cooled(self, log_score: Tensor, x: Tensor, temperature: float) -> Tensor:
+    def cooled(self, log_score: Tensor, temperature: float) -> Tensor:
         """Scores at another temperature."""
         raise NotImplementedError
 
-    def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
-        """nfe - 1 steps on an even grid, then one call that takes away the rest of the noise."""
-        if step not in STEPS:
-            raise unknown_name("step", step, STEPS)
-        check_temperature(temperature)
-        if temperature == 0.0:
-            raise UserError("scores have no most likely token at temperature 0; give a small temperature instead")
-        num_steps = run.nfe - 1
-        grid = torch.linspace(1.0, LAST_TIME, num_steps + 1, dtype=torch.float64)
-        x = run.known.put(self.start(run))
-        for i in range(num_steps):
-            log_score = self._scores_at(x, grid[i], temperature)
-            if step == "analytic":
-                weights = self.leap(log_score, x, self.sigma(grid[i]) - self.sigma(grid[i + 1]))
-            else:
-                weights = self.euler(log_score, x, (grid[i] - grid[i + 1]) * self.sigma_rate(grid[i]))
-            x = run.known.put(draw(weights.clamp_min(0.0).log(), run.draws))
-            run.report(i, run.nfe, float(1 - grid[i]), x)
-        weights = self.leap(self._scores_at(x, grid[-1], temperature), x, self.sigma(grid[-1]))
-        weights = weights[..., : self.config.vocabulary].clamp_min(0.0)  # no mask may remain
-        x = run.known.put(draw(weights.log(), run.draws))
-        run.report(num_steps, run.nfe, 1.0, x)
-        return x
-
-    def _scores_at(self, x: Tensor, tau: Tensor, temperature: float) -> Tensor:
-        sigma = self.sigma(tau).to(x.device).expand(len(x))
-        return self.cooled(self.log_scores(x, sigma).double(), x, temperature)
+    def law(self, x: Tensor, tau: Tensor, then: Tensor | None, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
+        if not temperature > 0.0:
+            raise UserError(f"the temperature of scores must be positive, not {temperature}; give a small one instead")
+        sigma = self.sigma(tau)
+        log_score = self.cooled(self.log_scores(x, sigma.to(x.device).expand(len(x))).double(), temperature)
+        if then is None:
+            weights = self.leap(log_score, x, sigma)[..., : self.config.vocabulary]  # no mask may remain
+        elif step == "analytic":
+            weights = self.leap(log_score, x, sigma - self.sigma(then))
+        else:
+            weights = self.euler(log_score, x, (tau - then) * self.sigma_rate(tau))
+        return weights.clamp_min(0.0).log()
 
 
 class SeddAbsorbModel(SeddModel):
     """Tokens jump to a mask and stay there; log-linear noise."""
 
     method = "sedd-absorb"
+    masks = True
     bound_kind = "score-entropy ELBO (the 1e-3 of unmasked tokens at the start is ignored)"
-
-    def __init__(self, config: RivalConfig) -> None:
-        super().__init__(config)
-        self.network = TokenNetwork(config, inputs=config.vocabulary + 1, outputs=config.vocabulary)
-
-    @property
-    def mask(self) -> int:
-        return self.config.vocabulary
 
     def sigma(self, tau: Tensor) -> Tensor:
         return -kept_share(tau).log()
 
     def sigma_rate(self, tau: Tensor) -> Tensor:
         return (1.0 - FLOOR) / kept_share(tau)
-
-    def start(self, run: Run) -> Tensor:
-        return torch.full((run.rows, run.length), self.mask, device=run.device)
 
     def log_scores(self, x: Tensor, sigma: Tensor, positions: Tensor | None = None) -> Tensor:
         """Scores of leaving the mask; a fresh model gives each token the same share of rho."""
@@ -150,25 +118,20 @@ class SeddAbsorbModel(SeddModel):
         masked = draws.uniform(tokens.shape[1]).to(tokens.device) > kept_share(tau)[:, None]
         log_score = self.log_scores(torch.where(masked, self.mask, tokens), sigma, masked)
         entropy = absorb_loss(log_score, tokens[masked], sigma[:, None].expand(tokens.shape)[masked].to(log_score))
-        spread = torch.zeros(tokens.shape, dtype=entropy.dtype, device=entropy.device).masked_scatter(masked, entropy)
-        return self.sigma_rate(tau) * spread.mean(-1)
+        return self.sigma_rate(tau) * self.masked_values(masked, entropy).mean(-1)
 
     def leap(self, log_score: Tensor, x: Tensor, change: Tensor) -> Tensor:
         grown = change.exp().to(log_score)
         score = log_score.exp()
         tokens = grown * score * (1 - 1 / grown)
         stay = grown + (1 - grown) * (score.sum(-1, keepdim=True) + 1)  # the mask's own score is 1
-        return self._carry_over(torch.cat([tokens, stay], dim=-1), x)
+        return torch.cat([tokens, stay], dim=-1)
 
     def euler(self, log_score: Tensor, x: Tensor, amount: Tensor) -> Tensor:
         moved = amount.to(log_score) * log_score.exp()
-        return self._carry_over(torch.cat([moved, 1 - moved.sum(-1, keepdim=True)], dim=-1), x)
+        return torch.cat([moved, 1 - moved.sum(-1, keepdim=True)], dim=-1)
 
-    def _carry_over(self, weights: Tensor, x: Tensor) -> Tensor:
-        certain = torch.nn.functional.one_hot(x, weights.shape[-1]).to(weights)
-        return torch.where((x == self.mask)[..., None], weights, certain)
-
-    def cooled(self, log_score: Tensor, x: Tensor, temperature: float) -> Tensor:
+    def cooled(self, log_score: Tensor, temperature: float) -> Tensor:
         """Which token is chosen is cooled; how often a mask is left, the sum of the scores, is not."""
         total = log_score.logsumexp(-1, keepdim=True)
         return (log_score / temperature).log_softmax(-1) + total
@@ -184,12 +147,9 @@ class SeddUniformModel(SeddModel):
     """Tokens are replaced by uniform ones; geometric noise."""
 
     method = "sedd-uniform"
+    masks = False
     config_class = SeddUniformConfig
     bound_kind = "score-entropy ELBO"
-
-    def __init__(self, config: SeddUniformConfig) -> None:
-        super().__init__(config)
-        self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
 
     def sigma(self, tau: Tensor) -> Tensor:
         return self.config.smallest_noise ** (1 - tau) * self.config.largest_noise**tau
@@ -197,19 +157,13 @@ class SeddUniformModel(SeddModel):
     def sigma_rate(self, tau: Tensor) -> Tensor:
         return self.sigma(tau) * math.log(self.config.largest_noise / self.config.smallest_noise)
 
-    def start(self, run: Run) -> Tensor:
-        shape = (run.rows, run.length, self.config.vocabulary)
-        return draw(torch.zeros((), device=run.device).expand(shape), run.draws)
-
     def log_scores(self, x: Tensor, sigma: Tensor) -> Tensor:
         return self.network(x, sigma).float().scatter(-1, x[..., None], 0.0)
 
     def corrupted(self, tokens: Tensor, sigma: Tensor, draws: RowDraws) -> Tensor:
         """With probability 1 - e^-sigma a token becomes a uniform one, possibly itself."""
-        length, K = tokens.shape[1], self.config.vocabulary
-        moved = draws.uniform(length).to(tokens.device) < -torch.expm1(-sigma)[:, None]
-        other = (draws.uniform(length).to(tokens.device) * K).long().clamp_max(K - 1)
-        return torch.where(moved, other, tokens)
+        moved = draws.uniform(tokens.shape[1]).to(tokens.device) < -torch.expm1(-sigma)[:, None]
+        return self.replaced(tokens, moved, draws)
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
@@ -221,10 +175,7 @@ class SeddUniformModel(SeddModel):
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The loss and the divergence of the noisiest law from the uniform one."""
-        K = self.config.vocabulary
-        kept = math.exp(-self.config.largest_noise)
-        own, other = kept + (1 - kept) / K, (1 - kept) / K
-        prior = own * math.log(own * K) + (K - 1) * other * math.log(other * K)
+        prior = self.uniform_divergence(math.exp(-self.config.largest_noise))
         return self.row_losses(tokens, times, draws) + prior
 
     def leap(self, log_score: Tensor, x: Tensor, change: Tensor) -> Tensor:
@@ -240,6 +191,6 @@ class SeddUniformModel(SeddModel):
         moved = (amount.to(log_score) / K * log_score.exp()).scatter(-1, x[..., None], 0.0)
         return moved.scatter(-1, x[..., None], 1 - moved.sum(-1, keepdim=True))
 
-    def cooled(self, log_score: Tensor, x: Tensor, temperature: float) -> Tensor:
+    def cooled(self, log_score: Tensor, temperature: float) -> Tensor:
         """Ratios to the power 1/temperature; the token's own stays 1."""
         return log_score / temperature

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -15,22 +13,14 @@ from convergeflow.errors import UserError
 from convergeflow.model.backbone import Backbone
 from convergeflow.randomness import derive_seed
 from convergeflow.systems import METHODS
-from convergeflow.systems.protocol import WEIGHTS_FILE, LanguageModel, read_tensors
+from convergeflow.systems.protocol import WEIGHTS_FILE, LanguageModel, misfits, read_tensors
 from convergeflow.training.config import RunConfig
 
 
 def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], None] | None = None) -> Corpus:
     """The prepared corpus of a configuration; it is prepared now if it was not before."""
-    wanted = config.corpus
-    sizes: dict[str, Any] = {"blocks": wanted.blocks, "heldout_blocks": wanted.heldout_blocks}
-    return prepare(
-        list(wanted.paths) or wanted.name,
-        tokenizer=wanted.tokenizer,
-        vocabulary=wanted.vocabulary,
-        length=wanted.length,
-        progress=progress,
-        **{name: value for name, value in sizes.items() if value is not None},
-    )
+    how = config.corpus.model_dump(exclude={"name", "paths"}, exclude_none=True)
+    return prepare(list(config.corpus.paths) or config.corpus.name, progress=progress, **how)
 
 
 def build_model(config: RunConfig, vocabulary: int) -> LanguageModel:
@@ -50,25 +40,17 @@ def introduce(model: LanguageModel, corpus: Corpus, config: RunConfig) -> None:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, folder: Path) -> None:
+def load_weights(model: LanguageModel, folder: Path) -> None:
     """Start from the parameters of another checkpoint; buffers describe the corpus and stay this one's."""
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise UserError(f"`init_from` {folder}: there is no {WEIGHTS_FILE} (give a checkpoint folder)")
-    try:
-        weights = read_tensors(path)
-    except Exception as error:
-        raise UserError(f"`init_from` {folder}: {path.name} is not readable ({error})") from None
-    own = dict(model.named_parameters())
-    buffers = {name for name, _ in model.named_buffers()}
-    missing, extra = own.keys() - weights.keys(), weights.keys() - own.keys() - buffers
-    if missing or extra:
-        what = f"lacks {min(missing)!r}" if missing else f"holds {min(extra)!r}, unknown here"
-        raise UserError(f"`init_from` {folder} does not fit this configuration: it {what}")
+    weights = read_tensors(path)
+    own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    if wrong := misfits(own, {name: value for name, value in weights.items() if name not in buffers}):
+        raise UserError(
+            f"`init_from` {folder} does not fit this configuration: {wrong} (see model.size, model.width and "
+            "corpus.vocabulary)"
+        )
     for name, parameter in own.items():
-        if parameter.shape != weights[name].shape:
-            raise UserError(
-                f"`init_from` {folder} does not fit this configuration: {name} is {list(weights[name].shape)} there "
-                f"and {list(parameter.shape)} here (see model.size, model.width and corpus.vocabulary)"
-            )
         parameter.copy_(weights[name])

@@ -7,7 +7,7 @@ from convergeflow.training.config import RunConfig
 
 
 def write_card(
-    config: RunConfig, *, fingerprint: str, parameters: int, step: int, evaluation: dict[str, float] | None
+    config: RunConfig, fingerprint: str, parameters: int, step: int, evaluation: dict[str, float] | None
 ) -> str:
     """The text of `card.md`."""
     method, model = config.model.method, config.model.system
@@ -20,9 +20,9 @@ def write_card(
     numbers = "\n".join(f"| {name} | {value:.4f} |" for name, value in (evaluation or {}).items())
     return f"""# {method} on {config.corpus.name}
 
-- {parameters:,} parameters: {model.depth} blocks, width {model.width}, {model.heads} heads{head}
-- corpus `{config.corpus.name}` (fingerprint {fingerprint}), blocks of {config.corpus.length} tokens
-- {step} steps of {config.batch} blocks, seed {config.seed}, {config.optimizer.name}
+- {parameters:,} parameters: {model.depth} layers, width {model.width}, {model.heads} heads{head}
+- corpus `{config.corpus.name}` (fingerprint {fingerprint}), sequences of {config.corpus.length} tokens
+- {step} steps of {config.batch} sequences, seed {config.seed}, {config.optimizer.name}
 - these are the averaged weights (decay {config.ema.decay}); `run.json` holds the whole configuration
 
 | stage | objective | steps | learning rate | table | schedule |

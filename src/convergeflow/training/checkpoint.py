@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from convergeflow import files
 from convergeflow.errors import ConvergeFlowError
 
@@ -31,9 +29,6 @@ class BrokenCheckpoint(ConvergeFlowError):
     """A folder whose files do not match its manifest."""
 
 
-# ------------------------------------------------------------------------------------------------------- files
-
-
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -42,35 +37,25 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _own_hash(manifest: dict[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------------- folders
-
-
 def seal(folder: Path) -> None:
-    """Force every file of a folder to the disk and write its manifest."""
+    """Write the manifest of a folder."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    listed = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _hash(path)} for path in found}
+    listed = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": files.file_hash(path)} for path in found
+    }
     manifest: dict[str, Any] = {"format": 1, "files": listed}
-    manifest["sha256"] = _own_hash(manifest)
-    write_json(folder / MANIFEST, manifest)
-    for path in [*found, folder / MANIFEST]:
-        files.sync(path)
-    files.sync(folder)
+    write_json(folder / MANIFEST, {**manifest, "sha256": _own_hash(manifest)})
 
 
 def verify(folder: Path) -> None:
     """Refuse a folder that is not exactly what was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
         listed, own = manifest["files"], manifest["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         raise BrokenCheckpoint(f"{folder} has no readable {MANIFEST}") from None
@@ -82,41 +67,18 @@ def verify(folder: Path) -> None:
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != entry["bytes"]:
             raise BrokenCheckpoint(f"{folder}: {name} has {path.stat().st_size} bytes instead of {entry['bytes']}")
-        if _hash(path) != entry["sha256"]:
+        if files.file_hash(path) != entry["sha256"]:
             raise BrokenCheckpoint(f"{folder}: {name} was changed (its SHA-256 differs)")
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether a folder is exactly what was written."""
-    try:
-        verify(folder)
-    except BrokenCheckpoint:
-        return False
-    return True
 
 
 def write_folder(target: Path, write: Callable[[Path], None]) -> Path:
     """Make `target` all at once: `write` fills a folder under a temporary name, which is then sealed and renamed."""
-    hidden = target.with_name(files.DRAFT + target.name)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir()
-        write(hidden)
-        seal(hidden)
-        if target.exists():
-            old = target.with_name(files.DRAFT + "old-" + target.name)
-            shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-            hidden.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            hidden.rename(target)
-        files.sync(target.parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(hidden, ignore_errors=True)
-        number = error.errno if isinstance(error, OSError) else None
-        full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        with files.replacing_folder(target) as draft:
+            write(draft)
+            seal(draft)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else " ".join(str(error).split())
         fix = "free some space and go on with `resume`" if full else "mend it and go on with `resume`"
         raise ConvergeFlowError(f"cannot write {target}: {reason}; older checkpoints are whole: {fix}") from error
@@ -135,8 +97,7 @@ def present(run: Path) -> list[Path]:
 def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
     """Write the checkpoint of a step and remove the oldest ones beyond `keep`."""
     target = run / FOLDER / f"{PREFIX}{step:08d}"
-    if not (target.exists() and is_whole(target)):
-        write_folder(target, write)
+    write_folder(target, write)
     # Later folders can only be broken ones that a resumed run has passed over: they would confuse the next search.
     for later in [path for path in present(run) if step_of(path) > step]:
         shutil.rmtree(later, ignore_errors=True)

@@ -6,12 +6,11 @@ value is refused with one line that names the key and the nearest known name; no
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -33,7 +32,7 @@ from convergeflow.flow.schedule import SCHEDULES
 from convergeflow.model import SIZES
 from convergeflow.systems import METHODS, OURS
 from convergeflow.systems.config import SystemConfig
-from convergeflow.training.recipes import apply_overrides, parse_override, put, read_recipe
+from convergeflow.training.recipes import apply_overrides, leaves, parse_override, put, read_recipe
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -54,13 +53,13 @@ class CorpusConfig(Section):
     paths: tuple[str, ...] = ()
     """The user's own files (txt, jsonl, parquet); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe`, `byte`, `gpt2` or a folder; none: what suits the corpus."""
+    """`word`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
     vocabulary: PositiveInt | None = None
-    """Number of tokens; none: what the tokenizer gives."""
+    """Number of tokens; if absent, what the tokenizer gives."""
     length: PositiveInt = 64
-    """Tokens in a block."""
+    """Tokens in a sequence."""
     blocks: PositiveInt | None = None
-    """Training blocks of the generated `stories`; none: the corpus's default. Texts have as many as they have."""
+    """Training sequences of the generated `stories`, if not the usual number; other texts have as many as they have."""
     heldout_blocks: PositiveInt | None = None
 
 
@@ -97,7 +96,7 @@ class ModelConfig(Section):
         known = kind.options()
         for name in values.keys() - known:
             if name not in METHODS[OURS].config_class.options():
-                raise unknown_key(("model", name), [*known, "method", "size"])
+                raise unknown_name("key", name, [*known, "method", "size"], within="model.")
         if "schedule" in known:
             values["schedule"] = _checked_schedule(schedule)
         # Recipes train without dropout unless they say so; 0.1, the published networks', is the default of a model.
@@ -127,7 +126,7 @@ def _checked_schedule(values: Mapping[str, Any]) -> dict[str, Any]:
     kind = SCHEDULES[name]
     allowed = list(inspect.signature(kind).parameters)
     for key in given.keys() - set(allowed):
-        raise unknown_key(("model", "schedule", key), [*allowed, "kind", "entropy"])
+        raise unknown_name("key", key, [*allowed, "kind", "entropy"], within="model.schedule.")
     checked = TypeAdapter(kind).validate_python(given)
     return {"kind": name, **{key: getattr(checked, key) for key in given}}
 
@@ -140,11 +139,11 @@ class StageConfig(Section):
     steps: PositiveInt
     lr: PositiveFloat
     matrix_lr: PositiveFloat | None = None
-    """Rate of the matrices that Muon moves; none: 20 x lr."""
+    """Rate of the matrices that Muon moves; if absent, 20 x lr."""
     table_lr: PositiveFloat | None = None
-    """Rate of the token table; none: lr. A fast table pulls frequent words together until no kernel tells them."""
+    """Rate of the token table; if absent, lr. A fast table pulls frequent words together until no kernel tells them."""
     schedule_lr: PositiveFloat | None = None
-    """Rate of the noise schedule's own parameters; none: lr."""
+    """Rate of the noise schedule's own parameters; if absent, lr."""
     warmup: NonNegativeInt = 0
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
     lr_floor: Share = 0.0
@@ -187,7 +186,7 @@ class OptimizerConfig(Section):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
-    """Largest norm of the gradient; none: no clipping."""
+    """Largest norm of the gradient; if absent, gradients are not clipped."""
     momentum: Decay = 0.95
     """Muon's momentum."""
 
@@ -219,16 +218,16 @@ class RunConfig(Section):
     """How several processes share the work; one process ignores it."""
     compile: bool = False
     recompute: bool = False
-    """Compute each block again in the backward pass instead of keeping its activations: less memory, more time."""
+    """Compute each layer again in the backward pass instead of keeping its activations: less memory, more time."""
     checkpoint_every: PositiveInt = 500
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are removed after a newer one is safely written."""
     log_every: PositiveInt = 1
     evaluate_every: NonNegativeInt = 250
-    """Steps between evaluations on held-out blocks; 0: only at the end."""
+    """Steps between evaluations on held-out sequences; 0 means only at the end."""
     evaluate_blocks: PositiveInt = 128
     sample_every: NonNegativeInt = 0
-    """Steps between sample texts in the journal; 0: only at the end."""
+    """Steps between sample texts in the journal; 0 means only at the end."""
     sample_nfe: PositiveInt = 32
     tensorboard: bool = False
 
@@ -258,27 +257,13 @@ class RunConfig(Section):
         return self.model_dump(mode="json")
 
 
-def _fields_at(location: Sequence[str | int]) -> list[str]:
-    """The known keys of the section that a validation error's location lies in."""
-    section: type[Section] | None = RunConfig
-    for key in location:
-        if isinstance(key, int):
-            continue
-        field = None if section is None else section.model_fields.get(key)
-        if field is None:
-            return []
-        candidates = [field.annotation, *get_args(field.annotation)]
-        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
-    return [] if section is None else list(section.model_fields)
-
-
-def unknown_key(path: Sequence[str | int], known: Sequence[str]) -> UserError:
-    """The error for a key that a section does not have, with the nearest one."""
-    where = [*map(str, path[:-1])]
-    close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-    hint = f"did you mean {'.'.join([*where, close[0]])!r}? " if close else ""
-    shown = ".".join([*where, str(path[-1])])
-    return UserError(f"unknown key {shown!r}: {hint}(known here: {', '.join(sorted(known)) or 'none'})")
+SECTIONS: dict[str, type[Section]] = {
+    "corpus": CorpusConfig,
+    "stages": StageConfig,
+    "optimizer": OptimizerConfig,
+    "ema": EmaConfig,
+}
+"""The parts whose keys pydantic checks; `ModelConfig` checks its own."""
 
 
 def _one_line(error: ValidationError) -> UserError:
@@ -287,13 +272,14 @@ def _one_line(error: ValidationError) -> UserError:
     location = finding["loc"]
     path = ".".join(map(str, location))
     if finding["type"] == "extra_forbidden":
-        return unknown_key(location, _fields_at(location[:-1]))
+        section: type[Section] = SECTIONS[str(location[0])] if len(location) > 1 else RunConfig
+        within = path[: -len(str(location[-1]))]
+        return unknown_name("key", str(location[-1]), section.model_fields, within)
     if finding["type"] == "missing":
         return UserError(f"{path} is missing: give it in the recipe or as {path}=VALUE")
     if finding["type"] == "value_error":
-        if str(finding["ctx"]["error"]).startswith("unknown key"):
-            return UserError(str(finding["ctx"]["error"]))
-        return UserError(f"{path + ': ' if path else ''}{finding['ctx']['error']}")
+        reason = str(finding["ctx"]["error"])
+        return UserError(reason if not path or reason.startswith("unknown key") else f"{path}: {reason}")
     reason = finding["msg"].replace("Input should be", "must be")
     return UserError(f"{path}: {reason} (got {finding['input']!r})")
 
@@ -316,45 +302,17 @@ def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     return from_dict(apply_overrides(read_recipe(recipe), overrides))
 
 
-def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    entries: Any = None
-    if isinstance(values, Mapping) and values:
-        entries = values.items()
-    elif isinstance(values, list) and values and isinstance(values[0], Mapping):
-        entries = enumerate(values)
-    if entries is None:
-        yield path, values
-        return
-    for key, value in entries:
-        yield from _leaves(value, (*path, str(key)))
-
-
 def origins(recipe: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
     """(key, value, where the value comes from) for every value of the resolved configuration."""
     raw = read_recipe(recipe)
-    from_recipe = {path for path, _ in _leaves(raw)}
-    from_command: set[tuple[str, ...]] = set()
+    given = dict.fromkeys((path for path, _ in leaves(raw)), f"recipe {recipe}")
     for text in overrides:
-        before = dict(_leaves(raw))
-        path, value = parse_override(text)
-        put(raw, path, value)
-        # A stage may have been addressed by its name; the origin is kept under its number.
-        parts = list(path)
-        if parts[0] == "stages" and len(parts) > 1 and not parts[1].isdigit():
-            parts[1] = str([stage.get("name") for stage in raw["stages"]].index(parts[1]))
-        prefix = tuple(parts)
-        after = {where for where, _ in _leaves(raw)}
-        from_command |= {where for where in after if where[: len(prefix)] == prefix or where not in before}
+        changed = put(raw, *parse_override(text))
+        given |= {path: "command line" for path, _ in leaves(raw) if path[: len(changed)] == changed}
     config = from_dict(raw)
-    found: list[tuple[str, Any, str]] = []
-    for path, value in _leaves(config.to_dict()):
-        if path in from_command:
-            origin = "command line"
-        elif path in from_recipe:
-            origin = f"recipe {recipe}"
-        elif path[0] == "model" and len(path) == 2 and path[1] in SIZES["test"] and config.model.size:
-            origin = f"size {config.model.size}"
-        else:
-            origin = "default"
-        found.append((".".join(path), value, origin))
-    return found
+
+    def origin(path: tuple[str, ...]) -> str:
+        of_size = config.model.size is not None and path[0] == "model" and path[1] in SIZES["test"]
+        return given.get(path, f"size {config.model.size}" if of_size else "default")
+
+    return [(".".join(path), value, origin(path)) for path, value in leaves(config.to_dict())]

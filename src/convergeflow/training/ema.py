@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import nn
 
+from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training.config import EmaConfig
 from convergeflow.training.sharding import local
 
@@ -23,9 +24,9 @@ def decay_at(config: EmaConfig, update: int) -> float:
 class WeightAverage:
     """Holds `model`, a copy whose parameters follow those of the trained one."""
 
-    def __init__(self, model: nn.Module, config: EmaConfig) -> None:
+    def __init__(self, model: LanguageModel, config: EmaConfig) -> None:
         self.config = config
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.model: LanguageModel = copy.deepcopy(model).requires_grad_(False).eval()
 
     @torch.no_grad()
     def update(self, model: nn.Module, update: int) -> None:

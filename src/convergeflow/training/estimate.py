@@ -1,6 +1,6 @@
 """What a run will cost, before it starts: parameters, memory, and time from a few trial steps on random tokens.
 
-Memory of weights, gradients, optimizer and average is counted; that of activations is measured on the trial's rows and
+Memory of weights, gradients, optimizer and average is counted. The activations' is measured on the trial's rows and
 scaled to the rows that are held at once. Time per step is measured on the same rows and scaled to the whole batch.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -41,9 +42,6 @@ class RunCost:
     total_seconds: float
     device: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
     """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
@@ -63,7 +61,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         for step in range(1 + TRIAL_STEPS):
             draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
             begin = time.perf_counter()
-            with _PeakMemory(placement.device) as memory:
+            with _peak_memory(placement.device) as peak_bytes:
                 with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):
                     loss = model.loss(tokens, times=times, draws=draws).total
                 loss.backward()
@@ -72,7 +70,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
                 float(loss.detach())
             if step:  # the first one warms up
                 seconds = min(seconds, time.perf_counter() - begin)
-                peak = max(peak, memory.peak)
+                peak = max(peak, peak_bytes())
         learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         moments = sum(value.numel() * value.element_size() for value in optimizer.state().values())
         trained, state = max(trained, learned), max(state, 4 * (2 * parameters + learned) + moments)
@@ -91,34 +89,25 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
     )
 
 
-class _PeakMemory:
-    """The most memory in use above the context's start: the device's counter, or samples of this process's size."""
+@contextmanager
+def _peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+    """The most bytes in use above the start: the device's counter, or samples of this process's size."""
+    if device.type != "cpu" and hasattr(torch.accelerator, "max_memory_allocated"):
+        start = torch.accelerator.memory_allocated()
+        torch.accelerator.reset_peak_memory_stats()
+        yield lambda: int(torch.accelerator.max_memory_allocated() - start)
+        return
+    process, done = psutil.Process(), threading.Event()
+    sizes = [process.memory_info().rss]
 
-    def __init__(self, device: torch.device) -> None:
-        self.peak = 0
-        self._counted = device.type != "cpu" and hasattr(torch.accelerator, "max_memory_allocated")
-        self._process = psutil.Process()
-        self._done = threading.Event()
+    def watch() -> None:
+        while not done.wait(0.002):
+            sizes.append(process.memory_info().rss)
 
-    def _size(self) -> int:
-        return int(torch.accelerator.memory_allocated() if self._counted else self._process.memory_info().rss)
-
-    def __enter__(self) -> _PeakMemory:
-        self._start = self._size()
-        if self._counted:
-            torch.accelerator.reset_peak_memory_stats()
-        else:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        if self._counted:
-            self.peak = int(torch.accelerator.max_memory_allocated()) - self._start
-            return
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.002):
-            self.peak = max(self.peak, self._size() - self._start)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield lambda: max(sizes) - sizes[0]
+    finally:
+        done.set()
+        thread.join()

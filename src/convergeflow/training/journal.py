@@ -1,7 +1,7 @@
 """What happened, line by line: `journal.jsonl` for numbers, `timing.jsonl` for clocks, TensorBoard on request.
 
-The journal holds nothing that depends on the clock or the machine, so the journal of a run that was killed and resumed
-equals that of an unbroken run byte for byte. A resumed run cuts the journal back to where its checkpoint was taken.
+The journal holds nothing that depends on the clock or the machine. A run that was killed and resumed writes the same
+journal as an unbroken one, byte for byte: it cuts the journal back to where its checkpoint was taken.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import UserError
+from convergeflow.training.recipes import leaves
 
 FILE = "journal.jsonl"
 
@@ -38,8 +39,9 @@ class Journal:
         self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
         if self._board is not None and "step" in record:
-            for name, value in _scalars(record):
-                self._board.add_scalar(name, value, record["step"])
+            for path, value in leaves(record):
+                if isinstance(value, int | float) and path != ("step",):
+                    self._board.add_scalar("/".join(path), value, record["step"])
 
     def time(self, record: dict[str, Any]) -> None:
         """Append one record of clock times or events."""
@@ -67,17 +69,6 @@ def _open_board(folder: Path) -> Any:
     return SummaryWriter(str(folder / "tensorboard"))
 
 
-def _scalars(record: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-    for name, value in record.items():
-        if isinstance(value, dict):
-            found += _scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-            found.append((prefix + name, float(value)))
-    return found
-
-
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a journal; a last line cut short by a crash is left out."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -2,8 +2,8 @@
 
 | kind | which | weight decay | rate |
 |---|---|---|---|
-| matrix | 2-D weights of the trunk's blocks but the (zero-initialised) modulation | yes | lr; Muon: matrix_lr |
-| table | the token table | no | `table_lr`, else lr |
+| matrix | 2-D weights of the trunk's layers but the (zero-initialised) modulation | yes | lr; Muon: matrix_lr |
+| table | the token table | no | table_lr |
 | schedule | the noise schedule's own parameters | no | schedule_lr |
 | other | heads, gains, biases, time and condition inputs | 2-D ones | lr |
 
@@ -97,17 +97,9 @@ def groups_of(
         decays = kind in ("matrix", "other") and parameter.ndim >= 2
         # Sharded and whole tensors cannot share one fused update.
         key = (kind, decays, isinstance(parameter, DTensor))
-        group = groups.setdefault(
-            key,
-            {
-                "kind": kind,
-                "params": [],
-                "names": [],
-                "peak": rates[kind],
-                "lr": rates[kind],
-                "weight_decay": config.weight_decay if decays else 0.0,
-            },
-        )
+        decay, rate = config.weight_decay if decays else 0.0, rates[kind]
+        fresh = {"kind": kind, "params": [], "names": [], "peak": rate, "lr": rate, "weight_decay": decay}
+        group = groups.setdefault(key, fresh)
         group["params"].append(parameter)
         group["names"].append(name)
     matrices = [group for group in groups.values() if muon and group["kind"] == "matrix"]
@@ -173,15 +165,14 @@ class StageOptimizer:
         """Put the tensors of `state` back; with `missing_ok` a parameter may start without moments."""
         for part, name, parameter in self._named():
             keys = ["momentum"] if isinstance(part, Muon) else ["step", "exp_avg", "exp_avg_sq"]
-            found = {key: state.get(f"{name}:{key}") for key in keys}
-            if any(value is None for value in found.values()):
+            if any(f"{name}:{key}" not in state for key in keys):
                 if missing_ok:
                     continue
                 raise ConvergeFlowError(f"the checkpoint has no optimizer state for {name!r}")
-            for key, value in found.items():
-                assert value is not None
+            for key in keys:
+                value, own = state[f"{name}:{key}"], part.state[parameter]
                 if key == "step":
-                    part.state[parameter][key] = value.to(torch.float32).clone()
-                    continue
-                part.state[parameter][key] = torch.zeros_like(parameter, requires_grad=False)
-                assign(part.state[parameter][key], value)
+                    own[key] = value.to(torch.float32).clone()
+                else:
+                    own[key] = torch.zeros_like(parameter, requires_grad=False)
+                    assign(own[key], value)

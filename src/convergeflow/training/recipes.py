@@ -5,7 +5,7 @@ Here values are plain; `config.py` checks them. Naming and reading recipes loads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -52,31 +52,42 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         raise UserError(f"the value of {key.strip()} is not readable: {value!r}") from None
 
 
-def put(values: Any, path: Sequence[str], value: Any, done: tuple[str, ...] = ()) -> None:
-    """Write `value` at `path` inside nested dicts and lists; a list entry goes by index or by its `name`."""
-    where = ".".join((*done, path[0]))
+def put(values: Any, path: Sequence[str], value: Any, done: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Write `value` at `path` inside nested dicts and lists, and return the path with list entries by their number.
+
+    A list entry goes by its number or by its `name`.
+    """
+    key: Any = path[0]
+    where = ".".join((*done, key))
     if isinstance(values, list):
         named = [str(entry.get("name")) if isinstance(entry, dict) else "" for entry in values]
-        index = named.index(path[0]) if path[0] in named else int(path[0]) if path[0].isdigit() else -1
-        if not 0 <= index < len(values):
+        key = named.index(key) if key in named else int(key) if key.isdigit() else -1
+        if not 0 <= key < len(values):
             known = ", ".join(f"{number} ({name})" for number, name in enumerate(named))
             raise UserError(f"{where}: no such entry in {'.'.join(done)} (known: {known})")
-        if len(path) == 1:
-            values[index] = value
-        else:
-            put(values[index], path[1:], value, (*done, path[0]))
-    elif len(path) == 1:
-        values[path[0]] = value
-    else:
-        inner = values.setdefault(path[0], {})
-        if not isinstance(inner, dict | list):
-            raise UserError(f"{where} is a single value and has no key {path[1]!r}")
-        put(inner, path[1:], value, (*done, path[0]))
+    if len(path) == 1:
+        values[key] = value
+        return (*done, str(key))
+    if isinstance(values, dict):
+        values.setdefault(key, {})
+    if not isinstance(values[key], dict | list):
+        raise UserError(f"{where} is a single value and has no key {path[1]!r}")
+    return put(values[key], path[1:], value, (*done, str(key)))
+
+
+def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of every single value in nested dicts and lists of dicts."""
+    if isinstance(values, list) and values and isinstance(values[0], Mapping):
+        values = {str(number): entry for number, entry in enumerate(values)}
+    if not (isinstance(values, Mapping) and values):
+        yield path, values
+        return
+    for key, value in values.items():
+        yield from leaves(value, (*path, str(key)))
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Plain values with `key.sub=value` overrides written into them."""
     for text in overrides:
-        path, value = parse_override(text)
-        put(values, path, value)
+        put(values, *parse_override(text))
     return values

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from convergeflow import files
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.training import checkpoint
@@ -27,21 +28,10 @@ RUN_FILE = "run.json"
 MODEL_FOLDER = checkpoint.MODEL_FOLDER
 
 # What may change when a run goes on: nothing that the steps already made depended on.
-FREE_ON_RESUME = (
-    "device",
-    "compile",
-    "recompute",
-    "parallel",
-    "accumulate",
-    "checkpoint_every",
-    "keep",
-    "log_every",
-    "evaluate_every",
-    "evaluate_blocks",
-    "sample_every",
-    "sample_nfe",
-    "tensorboard",
-)
+HOW_IT_RUNS = ("device", "compile", "recompute", "parallel", "accumulate")
+WHAT_IT_WRITES = ("checkpoint_every", "keep", "log_every", "tensorboard")
+HOW_IT_IS_WATCHED = ("evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe")
+FREE_ON_RESUME = (*HOW_IT_RUNS, *WHAT_IT_WRITES, *HOW_IT_IS_WATCHED)
 
 
 def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig | None = None) -> RunConfig:
@@ -58,7 +48,7 @@ def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig 
     last = len(before.stages) - 1
     fixed = "cannot change on resume; start a new run in another `out`"
     if wanted is not None:
-        fixed += ", or name no preset to go on with the run's own settings"
+        fixed += ", or name no recipe to go on with the run's own settings"
     if len(old["stages"]) != len(new["stages"]):
         raise UserError(f"the number of stages {fixed}")
     for number, (left, right) in enumerate(zip(old["stages"], new["stages"], strict=False)):
@@ -106,24 +96,17 @@ def train(
     with accelerator.main_process_first():
         corpus = open_corpus(config, None if quiet else reporter.prepare)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
-        raise UserError(f"corpus {corpus.name!r} has too little text for blocks of {corpus.length} tokens")
+        raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
     model = build_model(config, corpus.vocabulary)
     introduce(model, corpus, config)
     if init_from is not None:
         load_weights(model, init_from)
     trainer = Trainer(config, model, corpus, out, accelerator=accelerator, reporter=None if quiet else reporter)
     if accelerator.is_main_process:
-        out.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_json(out / RUN_FILE, config.to_dict())
+        files.write_json(out / RUN_FILE, config.to_dict())
     outcome = trainer.run(resume=resume)
     if outcome.finished:
         parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())
-        card = write_card(
-            config,
-            fingerprint=corpus.fingerprint,
-            parameters=parameters,
-            step=outcome.step,
-            evaluation=outcome.evaluation,
-        )
+        card = write_card(config, corpus.fingerprint, parameters, outcome.step, outcome.evaluation)
         trainer.export(out / MODEL_FOLDER, card)
     return outcome

@@ -7,7 +7,7 @@ be sharded; they stay whole on every process and their gradients are averaged by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from convergeflow.errors import ConvergeFlowError
 from convergeflow.objective.losses import Loss
+from convergeflow.systems.protocol import misfits
 
 
 class Doorway(nn.Module):
@@ -54,7 +55,7 @@ def shard(doorway: Doorway, *, training: bool) -> Doorway:
     fully_shard(doorway, mesh=mesh, reshard_after_forward=not training, ignored_params=scalars)
     if training:
         # By default the backward pass gathers ahead in the order of the forward calls, again one that processes may not
-        # share. Naming a unit itself switches that off: its weights are at hand already.
+        # share. Naming a unit itself switches that off: its weights are gathered already.
         for module in doorway.modules():
             if isinstance(module, FSDPModule):
                 module.set_modules_to_backward_prefetch([module])
@@ -109,33 +110,21 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
 def load_state(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Copy full weights into a model, whole or sharded; names and shapes must agree."""
     own = model.state_dict()
-    different = sorted(own.keys() ^ weights.keys())
-    if different:
-        raise ConvergeFlowError(f"the checkpoint is of another model: {different[0]!r} is not in both")
+    if wrong := misfits(own, weights):
+        raise ConvergeFlowError(f"the checkpoint is of another model: {wrong}")
     for name, value in own.items():
-        if value.shape != weights[name].shape:
-            there, here = list(weights[name].shape), list(value.shape)
-            raise ConvergeFlowError(f"the checkpoint is of another model: {name!r} is {there}, not {here}")
         assign(value, weights[name])
-
-
-def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The gradients that are there."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            yield parameter.grad
 
 
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[Tensor], clip: float | None = None) -> float:
     """The norm of all gradients together; with `clip` they are scaled down to that norm where they exceed it."""
-    found = list(gradients(parameters))
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not found:
         return 0.0
-    device = found[0].device
     kept = [torch.linalg.vector_norm(grad).square() for grad in found if not isinstance(grad, DTensor)]
     cut = [torch.linalg.vector_norm(local(grad)).square() for grad in found if isinstance(grad, DTensor)]
-    total = torch.stack(kept).sum() if kept else torch.zeros((), device=device)
+    total = torch.stack(kept).sum() if kept else torch.zeros((), device=found[0].device)
     if cut:
         shards = torch.stack(cut).sum()
         dist.all_reduce(shards)

@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from convergeflow.data import stream
+from convergeflow.data.corpus import Corpus
 from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
@@ -50,7 +51,7 @@ class Setup:
     """What stays the same through a run."""
 
     config: RunConfig
-    corpus: Any
+    corpus: Corpus
     out: Path
     accelerator: Accelerator
     reporter: Reporter
@@ -95,7 +96,7 @@ class Trainer:
         self,
         config: RunConfig,
         model: LanguageModel,
-        corpus: Any,
+        corpus: Corpus,
         out: Path,
         *,
         accelerator: Accelerator,
@@ -123,20 +124,20 @@ class Trainer:
         return self.setup.config
 
     @property
-    def corpus(self) -> Any:
+    def corpus(self) -> Corpus:
         return self.setup.corpus
 
     @property
     def accelerator(self) -> Accelerator:
         return self.setup.accelerator
 
-    # ------------------------------------------------------------------------------------------------- the loop
-
     def run(self, *, resume: bool = False) -> TrainingEnd:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
         start, journal_bytes = self._restore() if resume else (0, 0)
-        self.journal = self._open_journal(journal_bytes)
+        self.journal = None
+        if self.accelerator.is_main_process:
+            self.journal = Journal(self.setup.out, keep_bytes=journal_bytes, tensorboard=config.tensorboard)
         if start == 0:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
@@ -183,11 +184,17 @@ class Trainer:
 
     def _look(self, step: int, last: bool) -> None:
         """Evaluate and sample, if it is time to."""
-        config = self.config
+        config, shown = self.config, (self.ema_doorway, self.corpus, self.config, self.accelerator)
+        where = f"step {step}/{config.total_steps}"
         if last or (config.evaluate_every and step % config.evaluate_every == 0):
-            self._evaluate(step)
+            self.evaluation = watch.evaluate(*shown)
+            self._write({"step": step, "evaluate": self.evaluation})
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
+            self.setup.reporter.note(f"{where}  {numbers}")
         if last or (config.sample_every and step % config.sample_every == 0):
-            self._sample(step)
+            texts = watch.sample_texts(*shown)
+            self._write({"step": step, "samples": texts})
+            self.setup.reporter.note(f"{where}  sample: {texts[0]}")
 
     def _train_step(self, step: int, stop: bool) -> tuple[dict[str, float], bool]:
         config, device = self.config, self.accelerator.device
@@ -230,11 +237,9 @@ class Trainer:
             shown = ", ".join(str(block) for block in blocks[:8]) + (", ..." if len(blocks) > 8 else "")
             raise ConvergeFlowError(
                 f"{wrong[0]} is {numbers[wrong[0]]} at step {step + 1} (stage {self.optimizer.stage.name!r}, "
-                f"training blocks {shown}); nothing was updated: lower the learning rate or set optimizer.clip, "
+                f"training sequences {shown}); nothing was updated: lower the learning rate or set optimizer.clip, "
                 "then start again or go on from the last checkpoint with `resume`"
             )
-
-    # ------------------------------------------------------------------------------------- stages and processes
 
     def _enter_stage(self, index: int, *, first: bool) -> None:
         """Prepare a stage; `first` says that none of its steps was made yet."""
@@ -278,24 +283,6 @@ class Trainer:
             with self.accelerator.no_sync(self.doorway):
                 yield
 
-    def _evaluate(self, step: int) -> None:
-        self.evaluation = watch.evaluate(self.ema_doorway, self.corpus, self.config, self.accelerator)
-        self._write({"step": step, "evaluate": self.evaluation})
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
-        self.setup.reporter.note(f"step {step}/{self.config.total_steps}  {shown}")
-
-    def _sample(self, step: int) -> None:
-        texts = watch.sample_texts(self.ema_doorway, self.corpus, self.config, self.accelerator)
-        self._write({"step": step, "samples": texts})
-        self.setup.reporter.note(f"step {step}/{self.config.total_steps}  sample: {texts[0]}")
-
-    # ------------------------------------------------------------------------------------------------ the disk
-
-    def _open_journal(self, keep_bytes: int) -> Journal | None:
-        if not self.accelerator.is_main_process:
-            return None
-        return Journal(self.setup.out, keep_bytes=keep_bytes, tensorboard=self.config.tensorboard)
-
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
             self.journal.write(record)
@@ -323,7 +310,7 @@ class Trainer:
             checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep)
         self.accelerator.wait_for_everyone()
 
-    def _write_model(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+    def _write_model(self, folder: Path, model: LanguageModel, weights: dict[str, Tensor]) -> None:
         """The part of a checkpoint that generation needs: config, weights, tokenizer."""
         if self.setup.sharded:
             # What a model writes into its config may come from its weights, and a shard has only a part of those.

@@ -10,25 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor
 
+from convergeflow.data.corpus import Corpus
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.training.config import RunConfig
 from convergeflow.training.sharding import Doorway
 
 MONITOR_ROWS = 32
-"""Held-out blocks per call while evaluating."""
+"""Held-out sequences per call while evaluating."""
 NUM_SAMPLE_TEXTS = 4
 
 
-def read_tokens(split: Any, rows: Any, device: torch.device) -> Tensor:
-    """Blocks of a corpus as token ids on a device, [rows, length]."""
+def read_tokens(split: NDArray[Any], rows: NDArray[Any], device: torch.device) -> Tensor:
+    """Sequences of a corpus as token ids on a device, [rows, length]."""
     return torch.from_numpy(np.asarray(split[rows], dtype=np.int64)).to(device)
 
 
 @torch.no_grad()
-def evaluate(doorway: Doorway, corpus: Any, config: RunConfig, accelerator: Accelerator) -> dict[str, float]:
-    """The model's own monitor on the first held-out blocks, each with noise of its own that never changes."""
+def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: Accelerator) -> dict[str, float]:
+    """The model's own monitor on the first held-out sequences, each with noise of its own that never changes."""
     count = min(config.evaluate_blocks, len(corpus.heldout))
     sums: dict[str, float] = {}
     for first in range(0, count, MONITOR_ROWS):
@@ -42,7 +44,7 @@ def evaluate(doorway: Doorway, corpus: Any, config: RunConfig, accelerator: Acce
 
 
 @torch.no_grad()
-def sample_texts(doorway: Doorway, corpus: Any, config: RunConfig, accelerator: Accelerator) -> list[str]:
+def sample_texts(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: Accelerator) -> list[str]:
     """A few texts from fixed seeds."""
     seeds = [derive_seed(config.seed, "sample", number) for number in range(NUM_SAMPLE_TEXTS)]
     with accelerator.autocast():

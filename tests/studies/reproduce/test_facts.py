@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import torch
 
@@ -18,8 +20,8 @@ STORY = (
 
 
 def encoded(*stories: str) -> torch.Tensor:
-    law = stories_law()
-    rows = [law.encode(story) for story in stories]
+    vocabulary = stories_law().word_id
+    rows = [[vocabulary[word] for word in re.findall(r"[a-z]+|[.,]|<end>", story.lower())] for story in stories]
     return torch.tensor([row[: min(map(len, rows))] for row in rows])
 
 

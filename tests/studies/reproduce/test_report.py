@@ -52,7 +52,7 @@ def test_the_page_holds_everything_and_nothing_outside(done: tuple[Path, list[re
     for one in finished:
         assert f'id="{one.experiment.name}"' in page and f"## {one.experiment.name}" in text
         for claim in one.experiment.claims:
-            assert claim.statement.replace("'", "&#x27;").replace(">", "&gt;") in page
+            assert claim.statement.replace('"', "&quot;").replace(">", "&gt;") in page
     for line in text.splitlines():
         if line.startswith("!["):
             assert (folder / line.split("(")[1].rstrip(")")).is_file()

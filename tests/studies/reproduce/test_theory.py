@@ -30,9 +30,9 @@ def test_the_theory_is_reproduced_and_drawn(name: str, micro: ExperimentScale, t
 def test_a_flow_that_does_not_arrive_is_judged_not_reproduced(micro: ExperimentScale, tmp_path: Path) -> None:
     result = experiment_by_name("theorem1").run(Store(tmp_path), micro)
     stuck = [
-        {**record, "key": {**record["key"], "toy": "prior"}}
+        {**record, "curve": record["curve"].replace("unconstrained", "prior")}
         for record in result.records
-        if record["key"]["toy"] == "unconstrained"
+        if record["toy"] == "unconstrained"
     ]
     judgement = theorem1.converges(ExperimentResult("theorem1", "test", stuck), "prior")
     assert judgement.verdict == Verdict.NOT_REPRODUCED

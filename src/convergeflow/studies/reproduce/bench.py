@@ -63,6 +63,11 @@ class Bench:
         return models.sampled_model(self.store, self.scale)
 
     @cached_property
+    def start(self) -> Kept:
+        """The CE-trained model that others start from."""
+        return models.start_model(self.store, self.scale)
+
+    @cached_property
     def assessor(self) -> Assessor:
         return Assessor(scorer_named(self.scale.scorer), self.reference)
 
@@ -83,15 +88,15 @@ class Bench:
             self._loaded = (kept.weights, kept.load())
         return self._loaded[1]
 
-    def settings(self, nfe: int, controls: Controls, kept: Kept | None = None) -> Settings:
+    def settings(self, nfe: int, controls: Controls) -> Settings:
         """The paper's setting for the model's schedule."""
-        return carried_over(nfe, controls, self.load(kept or self.model).schedule)
+        return carried_over(nfe, controls, self.load(self.model).schedule)
 
     def measure(
-        self, settings: Settings, *, kept: Kept | None = None, label: str, rule: str = "weight", num: int | None = None
+        self, settings: Settings, *, kept: Kept | None = None, label: str, rule: str = "weight"
     ) -> dict[str, Any]:
         """The record of a setting: scores of the samples under one token rule."""
-        kept, num = kept or self.model, num or self.scale.num_samples
+        kept, num = kept or self.model, self.scale.num_samples
         key = {
             "nfe": settings.nfe,
             "rule": rule,

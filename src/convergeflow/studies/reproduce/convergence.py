@@ -16,14 +16,14 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import chi
 
-from convergeflow.flow.convergence import percentile_band
 from convergeflow.flow.schedule import Linear
 from convergeflow.results import figures
-from convergeflow.results.trace import Trace
+from convergeflow.results.trace import Trace, percentile_band
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import models, paper
+from convergeflow.studies.reproduce import engine, models
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
-from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
+from convergeflow.studies.reproduce.registry import Experiment
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, decide, equal, exactly
 
 TRAINED_TO, FOLLOWED_TO, POINTS = 7.0, 6.0, 48
@@ -38,41 +38,35 @@ def _grid() -> tuple[float, ...]:
     return tuple(torch.cat([early, late]).tolist())
 
 
+def distances(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: distances along the flow of one predictor, trained for it."""
+    scale, predictor = bench.scale, point["predictor"]
+    kept = models.scratch_model(bench.store, scale, predictor, bench.start, TRAINED_TO)
+    key = {"predictor": predictor, "model": kept.weights, "sequences": scale.trace_sequences, "points": POINTS}
+    return bench.store.point("convergence", key, partial(_follow, bench, kept), label=label)
+
+
 def _follow(bench: Bench, kept: models.Kept) -> dict[str, Any]:
-    scale = bench.scale
-    model = bench.load(kept)
-    trace = Trace()
-    grid = _grid()
+    model, trace, grid, num = bench.load(kept), Trace(), _grid(), bench.scale.trace_sequences
     settings = Settings(nfe=len(grid), self_condition="previous", grid=grid, decode="prediction")
-    model.sample(
-        scale.trace_sequences, scale.length, seeds=seeds_of(scale.trace_sequences), settings=settings, observe=trace
-    )
+    model.sample(num, bench.scale.length, seeds=seeds_of(num), settings=settings, observe=trace)
     arrays = trace.arrays()
-    nearest, second = arrays["nearest"], arrays["second"]
+    bands = {
+        name: [vars(percentile_band(torch.as_tensor(values))) for values in arrays[name]]
+        for name in ("nearest", "second")
+    }
     return {
         "log_snr": [round(value, 4) for value in trace.log_snr],
-        "nearest": [vars(percentile_band(torch.as_tensor(values))) for values in nearest],
-        "second": [vars(percentile_band(torch.as_tensor(values))) for values in second],
+        **bands,
         "width": int(model.config.width),
-        "positions": int(np.prod(nearest.shape[1:])),
+        "positions": int(np.prod(arrays["nearest"].shape[1:])),
     }
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    store, scale = bench.store, bench.scale
-    start = models.start_model(store, scale)
-    records = []
-    for predictor in PREDICTORS:
-        kept = models.scratch_model(store, scale, predictor, start, TRAINED_TO)
-        key = {"predictor": predictor, "model": kept.weights, "sequences": scale.trace_sequences, "points": POINTS}
-        label = f"distances along the flow, {predictor}"
-        record = store.point("convergence", key, partial(_follow, bench, kept), label=label)
-        records.append({**record, "predictor": predictor})
-    return records, {}
-
-
-def _values(result: ExperimentResult, predictor: str) -> dict[str, Any]:
-    return result.values_of(predictor=predictor)
+def _ends(result: ExperimentResult, predictor: str) -> tuple[dict[str, float], dict[str, float]]:
+    """The bands of the nearest and of the second-nearest distance at the end of the flow."""
+    values = result.values_of(predictor=predictor)
+    return values["nearest"][-1], values["second"][-1]
 
 
 def _noise_band(width: int) -> tuple[float, float]:
@@ -82,12 +76,10 @@ def _noise_band(width: int) -> tuple[float, float]:
 
 
 def approaches_one(result: ExperimentResult) -> Judgement:
-    values = _values(result, "weighted")
-    low, high = _noise_band(values["width"])
-    end = values["nearest"][-1]
+    values = result.values_of(predictor="weighted")
     return equal(
-        exactly(end["middle"]),
-        exactly(0.5 * (low + high)),
+        exactly(values["nearest"][-1]["middle"]),
+        exactly(0.5 * sum(_noise_band(values["width"]))),
         tolerance=0.05,
         what=f"middle of the nearest distance's 1-99 % band at log-SNR {values['log_snr'][-1]:g} against pure noise",
         paper="approaches one",
@@ -95,10 +87,9 @@ def approaches_one(result: ExperimentResult) -> Judgement:
 
 
 def concentrated(result: ExperimentResult) -> Judgement:
-    values, direct = _values(result, "weighted"), _values(result, "direct")
-    low, high = _noise_band(values["width"])
-    width = values["nearest"][-1]["high"] - values["nearest"][-1]["low"]
-    other = direct["nearest"][-1]["high"] - direct["nearest"][-1]["low"]
+    low, high = _noise_band(result.values_of(predictor="weighted")["width"])
+    nearest = [_ends(result, predictor)[0] for predictor in PREDICTORS]
+    width, other = (band["high"] - band["low"] for band in nearest)
     return Judgement(
         decide(width <= 1.25 * (high - low) and other > 1.02 * width, resolved=True),
         f"1-99 % band of the nearest distance at the end: weighted {width:.3f}, direct {other:.3f}, "
@@ -108,34 +99,28 @@ def concentrated(result: ExperimentResult) -> Judgement:
 
 
 def separated(result: ExperimentResult) -> Judgement:
-    ratios = {}
-    for predictor in PREDICTORS:
-        values = _values(result, predictor)
-        ratios[predictor] = values["second"][-1]["low"] / values["nearest"][-1]["high"]
+    ends = [_ends(result, predictor) for predictor in PREDICTORS]
+    weighted, direct = (second["low"] / nearest["high"] for nearest, second in ends)
     return Judgement(
-        decide(ratios["weighted"] > 1.02 and ratios["weighted"] > 1.02 * ratios["direct"], resolved=True),
+        decide(weighted > 1.02 and weighted > 1.02 * direct, resolved=True),
         "second-nearest (1st percentile) over nearest (99th) at the end of the flow: "
-        + ", ".join(f"{predictor} {value:.2f}" for predictor, value in ratios.items())
-        + " (above 1 the bands do not touch)",
+        f"weighted {weighted:.2f}, direct {direct:.2f} (above 1 the bands do not touch)",
         "clear separation for the weighted predictor, poor for the direct one",
     )
 
 
 def direct_grows(result: ExperimentResult) -> Judgement:
-    values, other = _values(result, "direct"), _values(result, "weighted")
+    weighted, direct = (_ends(result, predictor)[0]["middle"] for predictor in PREDICTORS)
     return Judgement(
-        decide(values["nearest"][-1]["middle"] > 1.02 * other["nearest"][-1]["middle"], resolved=True),
-        f"nearest distance at the end: direct {values['nearest'][-1]['middle']:.3f}, "
-        f"weighted {other['nearest'][-1]['middle']:.3f}",
+        decide(direct > 1.02 * weighted, resolved=True),
+        f"nearest distance at the end: direct {direct:.3f}, weighted {weighted:.3f}",
         "both distances of the direct predictor increase",
     )
 
 
 def alike_in_noise(result: ExperimentResult) -> Judgement:
-    worst = 0.0
-    for predictor in PREDICTORS:
-        values = _values(result, predictor)
-        worst = max(worst, values["second"][0]["middle"] / values["nearest"][0]["middle"] - 1)
+    found = [record["values"] for record in result.records]
+    worst = max(values["second"][0]["middle"] / values["nearest"][0]["middle"] - 1 for values in found)
     return Judgement(
         decide(worst < 0.05, resolved=True),
         f"second over nearest minus one at the first grid point: {worst:.3f}",
@@ -143,64 +128,31 @@ def alike_in_noise(result: ExperimentResult) -> Judgement:
     )
 
 
+def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    """The points, and the rows of the table: both distances at a few noise levels."""
+    records, _ = engine.measure(experiment, bench)
+    rows = []
+    for record in records:
+        values = record["values"]
+        for level in (0.0, 2.0, 4.0, FOLLOWED_TO):
+            index = int(np.argmin([abs(found - level) for found in values["log_snr"]]))
+            row = {"predictor": record["predictor"], "log_snr": values["log_snr"][index]}
+            rows.append({**row, "nearest": values["nearest"][index], "second": values["second"][index]})
+    return records, {"levels": rows}
+
+
 def draw(result: ExperimentResult) -> Figure:
     figure, axes = figures.panels(2, width=5.2)
-    top = max(band["high"] for predictor in PREDICTORS for band in _values(result, predictor)["second"])
+    top = max(band["high"] for record in result.records for band in record["values"]["second"])
     for panel, (predictor, title) in zip(axes, PREDICTORS.items(), strict=True):
-        values = _values(result, predictor)
-        for name, label, colour in (
-            ("nearest", "nearest embedding", figures.COLOURS[0]),
-            ("second", "second nearest", figures.COLOURS[1]),
-        ):
-            bands = values[name]
-            middle = np.array([band["middle"] for band in bands])
-            panel.errorbar(
-                values["log_snr"],
-                middle,
-                yerr=[middle - [band["low"] for band in bands], np.array([band["high"] for band in bands]) - middle],
-                marker="o",
-                markersize=3,
-                color=colour,
-                elinewidth=0.8,
-                capsize=1.5,
-                linewidth=1,
-                label=label,
-            )
-        panel.axhline(1.0, color="grey", linestyle=":", linewidth=1)
+        values = result.values_of(predictor=predictor)
+        bands = {
+            name: tuple([band[end] for band in values[name]] for end in ("low", "high"))
+            for name in ("nearest", "second")
+        }
+        figures.draw_distances(panel, values["log_snr"], bands)
+        panel.set_title(f"{title} predictor ({result.scale})")
         panel.set_yscale("log")
         panel.set_ylim(0.3, 1.3 * top)
         panel.set_xlim(-8.3, FOLLOWED_TO + 0.3)
-        figures.label_axes(
-            panel,
-            "log-SNR (nats)",
-            r"$\Vert x - \alpha e_j\Vert / (\sigma \sqrt{d})$",
-            f"{title} predictor ({result.scale})",
-        )
-        panel.legend(loc="upper left")
     return figure
-
-
-def tabulate(result: ExperimentResult) -> list[ReportTable]:
-    rows = []
-    for predictor in PREDICTORS:
-        values = _values(result, predictor)
-        for level in (0.0, 2.0, 4.0, FOLLOWED_TO):
-            index = int(np.argmin([abs(found - level) for found in values["log_snr"]]))
-            near, far = values["nearest"][index], values["second"][index]
-            rows.append(
-                (
-                    predictor,
-                    values["log_snr"][index],
-                    near["low"],
-                    near["middle"],
-                    near["high"],
-                    far["low"],
-                    far["middle"],
-                    far["high"],
-                )
-            )
-    columns = ("predictor", "log-SNR", "nearest 1 %", "middle", "99 %", "second 1 %", "middle", "99 %")
-    said = paper.statements()
-    size = f"{said['convergence_sequences']} sequences of {said['convergence_length']}"
-    title = f"Normalised distances; the paper uses {size}"
-    return [ReportTable(title, columns, rows)]

@@ -7,13 +7,11 @@ compared with the paper's lower bound P(||z|| >= 1 + sqrt d), which is a chi tai
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from scipy.stats import chi
 
 from convergeflow.evaluation.estimate import mean
@@ -21,10 +19,8 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Cosine, Linear, Schedule
 from convergeflow.model.fused import nearest
-from convergeflow.results import figures
-from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
-from convergeflow.studies.reproduce import drawing, toys
+from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, at_most, decide, measured
@@ -38,9 +34,7 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     table = toys.random_table(VOCABULARY, WIDTH, seed=9)
     predictor = toys.ScaledStatePredictor(table, schedule)
     grid = theorem_grid(num_steps, 0.5)
-    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="prediction")
-    noise = toys.starting_noise(trajectories, 1, WIDTH, seed=4)
-    outcome = integrate(predictor, settings, noise)
+    outcome = toys.flow(predictor, grid, toys.starting_noise(trajectories, 1, WIDTH, seed=4))
     end = schedule(grid[-1])
     distance = nearest(outcome.x / end.alpha, table).distance
     far = mean((distance >= 1.0).double().flatten().numpy())
@@ -60,27 +54,16 @@ def _run(schedule_name: str, num_steps: int, trajectories: int) -> dict[str, Any
     }
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    num = bench.scale.toy_trajectories
-    records = [
-        bench.store.point(
-            "counterexample",
-            {"schedule": name, "steps": num_steps, "trajectories": num, "width": WIDTH},
-            partial(_run, name, num_steps, num),
-            label=f"x/(alpha+sigma), {name} schedule, {num_steps} steps",
-        )
-        for name, num_steps in itertools.product(SCHEDULES, bench.scale.toy_steps)
-    ]
-    return [{**record, "steps": record["key"]["steps"]} for record in records], {}
-
-
-def _series(result: ExperimentResult, schedule: str) -> list[dict[str, Any]]:
-    return [record for record in result.records if record["key"]["schedule"] == schedule]
+def flow(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: where the flow ends under one schedule."""
+    name, steps, num = point["schedule"], point["steps"], bench.scale.toy_trajectories
+    key = {"schedule": name, "steps": steps, "trajectories": num, "width": WIDTH}
+    return bench.store.point("counterexample", key, partial(_run, name, steps, num), label=label)
 
 
 def accurate(result: ExperimentResult) -> Judgement:
-    ends = [_series(result, name)[-1]["values"] for name in SCHEDULES]
-    starts = [_series(result, name)[0]["values"] for name in SCHEDULES]
+    ends = [result.curve(name)[-1]["values"] for name in SCHEDULES]
+    starts = [result.curve(name)[0]["values"] for name in SCHEDULES]
     falling = all(end["path_error"] < 0.5 * start["path_error"] for start, end in zip(starts, ends, strict=True))
     evidence = "; ".join(
         f"{name}: mean ||mu - x*|| {start['path_error']:.3g} -> {end['path_error']:.3g} (t = {end['last_t']:.4f})"
@@ -90,9 +73,9 @@ def accurate(result: ExperimentResult) -> Judgement:
 
 
 def constant_probability(result: ExperimentResult) -> Judgement:
-    lowest = [min(measured(r["values"], "far").value for r in _series(result, name)) for name in SCHEDULES]
+    lowest = [min(measured(r["values"], "far").value for r in result.curve(name)) for name in SCHEDULES]
     bound = result.records[0]["values"]["lower_bound"]
-    last = [measured(_series(result, name)[-1]["values"], "far") for name in SCHEDULES]
+    last = [measured(result.curve(name)[-1]["values"], "far") for name in SCHEDULES]
     holds = all(estimate.value - 2 * estimate.se >= bound for estimate in last)
     evidence = "; ".join(
         f"{name}: P(distance >= 1) = {estimate.value:.3f} ± {estimate.se:.2g} at the largest N, never below {low:.3f}"
@@ -104,36 +87,8 @@ def constant_probability(result: ExperimentResult) -> Judgement:
 def does_not_fall(result: ExperimentResult) -> Judgement:
     drops = []
     for name in SCHEDULES:
-        series = _series(result, name)
+        series = result.curve(name)
         # "For all sufficiently large N": on the coarsest grids x/alpha is still far from its limit.
         drops.append(series[len(series) // 2]["values"]["far"] - series[-1]["values"]["far"])
     noise = max(2 * math.hypot(r["values"]["far_se"], r["values"]["far_se"]) for r in result.records)
     return at_most(max(drops), max(0.02, noise), what="fall of that probability from a medium to the largest N")
-
-
-def draw(result: ExperimentResult) -> Figure:
-    figure, axes = figures.panels(2, width=5.2)
-    for name, colour, marker in zip(SCHEDULES, figures.COLOURS, "os", strict=False):
-        series = _series(result, name)
-        steps = [record["steps"] for record in series]
-        drawing.series(axes[0], series, "steps", "far", marker=marker, color=colour, label=f"flow, {name} schedule")
-        errors = [record["values"]["path_error"] for record in series]
-        axes[1].loglog(steps, errors, marker=marker, color=colour, label=f"{name} schedule")
-    bound = result.records[0]["values"]["lower_bound"]
-    axes[0].axhline(bound, color="black", linestyle=":", label=f"paper's lower bound, {bound:.3f}")
-    axes[0].set_ylim(0, 1.08)
-    figures.label_axes(
-        axes[0], "steps N", r"P( $\min_j \Vert x/\alpha - e_j\Vert \geq 1$ )", "The flow misses every embedding ..."
-    )
-    axes[0].legend(loc="center right")
-    figures.label_axes(
-        axes[1],
-        "steps N (the last time tends to 1)",
-        r"mean $\Vert \mu(x_t, t) - x_\star\Vert$",
-        "... though μ is right in the limit on the path",
-    )
-    axes[1].legend()
-    for panel in axes:
-        figures.count_axis(panel, [record["steps"] for record in _series(result, "linear")])
-    figures.plain_logarithm(axes[1])
-    return figure

@@ -5,6 +5,7 @@ A description gives the name of a function here and its arguments. Every functio
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from convergeflow.results import figures
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.kinds import criterion_name
-from convergeflow.studies.reproduce.result import ExperimentResult, Record
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, field_of
 from convergeflow.studies.reproduce.trade_off import points_of
 
 ENTROPY = "unigram entropy (nats)"
@@ -30,14 +31,13 @@ def draw(description: Mapping[str, Any], result: ExperimentResult) -> Figure:
 # ------------------------------------------------------------------------------------------------------- shared
 
 
-def series(
-    axes: Axes, records: Sequence[Record], x: str, number: str, *, shift: float = 0, factor: float = 1, **look: Any
-) -> None:
-    """A number over a field of the records, with bars of one standard error."""
+def series(axes: Axes, records: Sequence[Record], x: str, number: str, **look: Any) -> None:
+    """A number over a field of the records, with bars of one standard error where it has one."""
+    errors = [field_of(record, f"{number}_se") for record in records]
     axes.errorbar(
-        [record[x] - shift for record in records],
-        [factor * record["values"][number] for record in records],
-        yerr=[factor * record["values"][f"{number}_se"] for record in records],
+        [record[x] for record in records],
+        [field_of(record, number) for record in records],
+        yerr=None if None in errors else errors,
         capsize=2,
         **look,
     )
@@ -52,11 +52,6 @@ def curve(axes: Axes, records: Sequence[Record], source: str = "values", **look:
     figures.trade_off(axes, points, errors=errors, **look)
 
 
-def logarithmic(axes: Axes) -> None:
-    axes.set_yscale("log")
-    figures.plain_logarithm(axes)
-
-
 def mark_real(axes: Axes, real: dict[str, Any], around: Sequence[float]) -> None:
     """A star for real text; where it is far below everything else a note, so that the curves keep the panel."""
     if around and min(around) > 20 * real["gen_ppl"]:
@@ -68,83 +63,98 @@ def mark_real(axes: Axes, real: dict[str, Any], around: Sequence[float]) -> None
 # -------------------------------------------------------------------------------------------- named by descriptions
 
 
-def frontiers_beside_the_paper(result: ExperimentResult, panels: Sequence[Mapping[str, Any]]) -> Figure:
-    """For each panel (title, curves) that has a curve a row of two: the paper's points and this run's."""
+def frontiers(result: ExperimentResult, panels: Sequence[Mapping[str, Any]], beside_the_paper: bool = True) -> Figure:
+    """A panel (title, curves) of this run's points for each that has a curve; the paper's points to its left."""
     shown = [(panel["title"], result.curves(panel["curves"])) for panel in panels]
     shown = [(title, names) for title, names in shown if names]
-    figure, axes = figures.panels(2 * len(shown), columns=2, width=5.0, height=3.6)
-    real = result.values["real"]
-    for index, (title, names) in enumerate(shown):
-        theirs, ours = axes[2 * index], axes[2 * index + 1]
-        for number, name in enumerate(names):
-            look = {
-                "label": name,
-                "colour": figures.COLOURS[number % len(figures.COLOURS)],
-                "marker": "os^Dvp*h"[number % 8],
-                "line": "-" if number % 2 == 0 or len(names) > 4 else "--",
-            }
-            curve(theirs, result.curve(name), "paper", **look)
-            curve(ours, result.curve(name), **look)
-        theirs.axvline(paper.statements()["data_entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
-        ours.axvline(real["entropy"], color="grey", linestyle=":", linewidth=1.2)
-        mark_real(ours, real, [point[0] for name in names for point in points_of(result.curve(name))])
-        scorer = "exact law" if result.scale != "paper" else "GPT-2 Large"
-        logarithmic(ours)
-        logarithmic(theirs)
-        figures.label_axes(theirs, ENTROPY, "Gen. PPL (GPT-2 Large)", f"Paper: {title}")
-        figures.label_axes(ours, ENTROPY, f"Gen. PPL ({scorer})", f"This run ({result.scale}): {title}")
-        theirs.legend(loc="best")
-        ours.legend(loc="best")
+    sources = ("paper", "values") if beside_the_paper else ("values",)
+    figure, axes = figures.panels(len(sources) * len(shown), columns=2, width=5.0, height=3.6)
+    for place, ((title, names), source) in zip(axes, itertools.product(shown, sources), strict=True):
+        _frontier(place, result, title, names, source)
     return figure
 
 
-def frontiers(result: ExperimentResult, panels: Mapping[str, Sequence[str]]) -> Figure:
-    """This run's curves alone, a panel per title; a curve is called by its name up to the comma."""
-    figure, axes = figures.panels(len(panels), width=5.0)
-    for panel, (title, patterns) in zip(axes, panels.items(), strict=True):
-        for name, colour, marker in zip(result.curves(list(patterns)), figures.COLOURS, "os^D", strict=False):
-            curve(panel, result.curve(name), label=name.split(",")[0], colour=colour, marker=marker)
-        panel.axvline(result.values["real"]["entropy"], color="grey", linestyle=":", linewidth=1.2, label="data")
-        logarithmic(panel)
-        figures.label_axes(panel, ENTROPY, "Gen. PPL", f"{title} ({result.scale})")
-        panel.legend(loc="best")
+def _frontier(axes: Axes, result: ExperimentResult, title: str, names: Sequence[str], source: str) -> None:
+    for number, name in enumerate(names):
+        look = {
+            "label": name,
+            "colour": figures.COLOURS[number % len(figures.COLOURS)],
+            "marker": "os^Dvp*h"[number % 8],
+            "line": "-" if number % 2 == 0 or len(names) > 4 else "--",
+        }
+        curve(axes, result.curve(name), source, **look)
+    exact = source == "values" and result.scale != "paper"
+    whose = "Paper" if source == "paper" else f"This run ({result.scale})"
+    entropy = paper.statements()["data_entropy"]
+    if source == "values":
+        entropy = result.values["real"]["entropy"]
+        around = [point[0] for name in names for point in points_of(result.curve(name))]
+        mark_real(axes, result.values["real"], around)
+    axes.axvline(entropy, color="grey", linestyle=":", linewidth=1.2, label="the data's entropy")
+    figures.logarithmic(axes)
+    figures.label_axes(axes, ENTROPY, f"Gen. PPL ({'exact law' if exact else 'GPT-2 Large'})", f"{whose}: {title}")
+    axes.legend(loc="best")
+
+
+def lines(result: ExperimentResult, panels: Sequence[Mapping[str, Any]], width: float = 5.0) -> Figure:
+    """Numbers over a field of the records.
+
+    A panel has a `title`, its `over` (a field) and `x` and `y` (what the axes say), and `lines`: each a `number` with a
+    `label`, of one `curve` or of all records, perhaps with a band up to another number (`to`). `levels` are horizontal
+    lines at a number, or at a field of the first record or of real text. `log` and `counts` choose the axes.
+    """
+    figure, axes = figures.panels(len(panels), width=width)
+    for panel, said in zip(axes, panels, strict=True):
+        for index, line in enumerate(said["lines"]):
+            records = result.curve(line["curve"]) if "curve" in line else result.records
+            if None in [field_of(record, line["number"]) for record in records]:
+                continue
+            look = {"color": figures.COLOURS[index % len(figures.COLOURS)], "marker": "os^Dvp*h"[index % 8]}
+            look |= {name: line[name] for name in ("color", "marker", "label", "linestyle") if name in line}
+            series(panel, records, said["over"], line["number"], **look)
+            if "to" in line:
+                x, low, high = (
+                    [field_of(r, name) for r in records] for name in (said["over"], line["number"], line["to"])
+                )
+                panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        for level in said.get("levels", ()):
+            _level(panel, result, **level)
+        if said.get("counts"):
+            figures.count_axis(panel, sorted({record[said["over"]] for record in result.records}))
+        if said.get("log"):
+            figures.logarithmic(panel)
+        if "limits" in said:
+            panel.set_ylim(*said["limits"])
+        figures.label_axes(panel, said["x"], said["y"], said["title"].format(scale=result.scale))
+        if panel.get_legend_handles_labels()[1]:
+            panel.legend(loc="best")
     return figure
 
 
-def over_steps(result: ExperimentResult, labels: Mapping[str, str], x: str, title: str) -> Figure:
-    """Gen. PPL and entropy of each curve over the number of steps."""
-    figure, axes = figures.panels(2, width=5.0)
-    real = result.values["real"]
-    for panel, number, unit in zip(axes, ("gen_ppl", "entropy"), ("Gen. PPL", ENTROPY), strict=True):
-        for (name, label), colour, marker in zip(labels.items(), figures.COLOURS, "os^", strict=False):
-            series(panel, result.curve(name), "steps", number, marker=marker, color=colour, label=label)
-        if number == "entropy" or min(r["values"]["gen_ppl"] for r in result.records) < 20 * real["gen_ppl"]:
-            panel.axhline(real[number], color="grey", linestyle=":", label="real text")
-        figures.count_axis(panel, sorted({record["steps"] for record in result.records}))
-        figures.label_axes(panel, x, unit, f"{unit.split(' (')[0]} {title} ({result.scale})")
-    logarithmic(axes[0])
-    axes[0].legend(loc="best")
-    return figure
+def _level(axes: Axes, result: ExperimentResult, at: float | str, label: str) -> None:
+    """A dotted horizontal line; real text far below everything else is left out, so that the curves keep the panel."""
+    height = at
+    if isinstance(at, str):
+        source = {"real": result.values.get("real"), **result.records[0]}
+        height = float(field_of(source, at))
+        if at == "real.gen_ppl" and min(r["values"]["gen_ppl"] for r in result.records) >= 20 * height:
+            return
+    axes.axhline(float(height), color="grey", linestyle=":", label=label.format(float(height)))
 
 
 def token_rules(result: ExperimentResult, rules: Sequence[str]) -> Figure:
     """The same samples by each rule, and the agreement of the rules over the number of steps."""
-    figure, axes = figures.panels(2, width=5.2)
+    figure, (samples, agree) = figures.panels(2, width=5.2)
+    _frontier(samples, result, "the same samples by each rule", [f"{rule}, NFE 64" for rule in rules], "values")
     agreement, said = result.curve("agreement"), paper.statements()
     for rule, colour, marker in zip(rules, figures.COLOURS, "os^", strict=False):
-        line = "-" if rule == "weight" else "--"
-        curve(axes[0], result.curve(f"{rule}, NFE 64"), label=rule, colour=colour, marker=marker, line=line)
         if rule != "weight":
-            look: dict[str, Any] = {"marker": marker, "color": colour, "label": f"weight = {rule}"}
-            series(axes[1], agreement, "steps", rule, factor=100, **look)
-    title = f"This run ({result.scale}): three rules, same samples, NFE 64"
-    figures.label_axes(axes[0], ENTROPY, "Gen. PPL", title)
-    axes[0].legend(title="token rule")
-    ends = [100 * said["agreement_low"], 100 * said["agreement_high"]]
-    axes[1].plot(said["agreement_steps"], ends, "k*:", markersize=9, label="paper (its two ends)")
-    figures.count_axis(axes[1], sorted({*(record["steps"] for record in agreement), *said["agreement_steps"]}))
-    figures.label_axes(axes[1], "steps N", "positions that agree (%)", "Agreement of the token rules")
-    axes[1].legend(loc="best")
+            series(agree, agreement, "steps", rule, marker=marker, color=colour, label=f"weight = {rule}")
+    ends = [said["agreement_low"], said["agreement_high"]]
+    agree.plot(said["agreement_steps"], ends, "k*:", markersize=9, label="paper (its two ends)")
+    figures.count_axis(agree, sorted({*(record["steps"] for record in agreement), *said["agreement_steps"]}))
+    figures.label_axes(agree, "steps N", "share of positions that agree", "Agreement of the token rules")
+    agree.legend(loc="best")
     return figure
 
 

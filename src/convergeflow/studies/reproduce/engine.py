@@ -3,34 +3,39 @@
 A description lists families of points. A family with a `table` takes the paper's rows that pass `where` and the values
 of the scale under `at`; one without takes every combination of `each`, of the values `at` the scale, and of `over`
 (a field of the scale), on top of the settings it has `set`. A scale that `at` does not name leaves the family out.
-`curve` and `label` are templates of these names; points whose curve has one name belong together, in their order.
+`curve` and `label` are templates of these names; points whose curve has one name belong together, in their order. The
+`kind` of a family is the function that measures a point: of the experiment's own module, or of `kinds.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convergeflow.flow.guidance import Controls
 from convergeflow.sampling.settings import PRESETS, Settings
 from convergeflow.studies.reproduce import kinds, paper
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
+from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable, field_of
 from convergeflow.studies.reproduce.scale import ExperimentScale
+
+if TYPE_CHECKING:
+    from convergeflow.studies.reproduce.registry import Experiment
 
 Family = Mapping[str, Any]
 SETTINGS = {field.name for field in fields(Settings)}
 CONTROLS = {field.name for field in fields(Controls)}
 
 
-def measure(families: Sequence[Family], bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     """The records of all points; real text beside them where samples are scored."""
     records: list[Record] = []
     sizes: dict[str, int] = {}
-    for family in families:
-        point_of = getattr(kinds, family.get("kind", "samples"))
+    for family in experiment.points:
+        kind = family.get("kind", "samples")
+        point_of = experiment.own(kind) or getattr(kinds, kind)
         for point in expand(family, bench.scale):
             row = point.pop("row", None)
             curve = family["curve"].format(**point)
@@ -97,23 +102,20 @@ FRONTIER_COLUMNS = (
 
 
 def tabulate(table: Mapping[str, Any], result: ExperimentResult) -> ReportTable:
-    """A table of the records: every point of the curves it names, the paper's numbers and real text by default."""
-    columns = table.get("columns")
+    """A table of the records: every point of the curves it names, the paper's numbers and real text by default.
+
+    `rows` names a value of the result to tabulate instead; `real` adds real text to columns of its own.
+    """
+    columns = table.get("columns", FRONTIER_COLUMNS)
     chosen = set(result.curves(table.get("curves", ["*"])))
     records = [record for record in result.records if record.get("curve") in chosen]
+    if "rows" in table:
+        records = _list(result.values[table["rows"]])
     records.sort(key=lambda record: [record[name] for name in table.get("sort", ())])
-    if columns is None:
-        columns = FRONTIER_COLUMNS
-        said = {"label": "", "entropy": paper.statements()["data_entropy"]}
+    if table.get("real", columns is FRONTIER_COLUMNS):
+        said = {"entropy": paper.statements()["data_entropy"]}
         records.append({"curve": "real text", "steps": None, "paper": said, "values": result.values["real"]})
     names = table.get("names", {})
-    rows = [tuple(_cell(record, where, names) for _, where in columns) for record in records]
-    return ReportTable(table["title"], tuple(header for header, _ in columns), rows)
-
-
-def _cell(record: Record, where: str, names: Mapping[str, str]) -> Any:
-    """A field of the record or of its values, or `paper.field`; names of curves may be written out."""
-    if where.startswith("paper."):
-        return record["paper"].get(where.removeprefix("paper."))
-    value = record[where] if where in record else record["values"].get(where)
-    return names.get(value, value) if isinstance(value, str) else value
+    rows = [[field_of(record, where) for _, where in columns] for record in records]
+    rows = [[names.get(cell, cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    return ReportTable(table["title"], [header for header, _ in columns], rows)

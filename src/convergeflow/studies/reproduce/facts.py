@@ -12,20 +12,21 @@ A model that ignores other mentions lies on the first curve, one that finds them
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from convergeflow.data.stories import END_TOKEN, stories_law
+from convergeflow.data.program import END_TOKEN
+from convergeflow.data.stories import stories_law
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.flow.path import sample_path
 from convergeflow.model.fused import kernel_scores
 from convergeflow.randomness import RowDraws
-from convergeflow.results import figures
-from convergeflow.studies.reproduce import drawing, models
+from convergeflow.sampling.settings import Settings
+from convergeflow.studies.reproduce import models
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, below, not_testable
@@ -33,46 +34,42 @@ from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 KINDS = ("name", "thing", "colour", "animal", "place", "feeling")
 READERS = ("alone", "model", "pooled")
-LEVELS = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0)
 MIDDLE = 4.0
 """The noise level of the verdicts: a single mention is read right two times in five there."""
 
 
+@cache
+def _words(kind: str) -> tuple[int, ...]:
+    """The ids of all words of a kind."""
+    law = stories_law()
+    return tuple(law.word_id[word] for words in law.groups[kind] for word in words)
+
+
 def repeated(tokens: Tensor) -> list[tuple[int, list[int], str]]:
     """(row, positions, kind) of every fact that a story mentions at least twice."""
-    law = stories_law()
-    word_id = law.word_id
-    end = word_id[END_TOKEN]
-    kinds = {kind: {word_id[word] for words in law.groups[kind] for word in words} for kind in KINDS}
+    end = stories_law().word_id[END_TOKEN]
     found = []
     for row, ids in enumerate(tokens.tolist()):
         ends = [position for position, token in enumerate(ids) if token == end]
         for begin, stop in zip([0, *(e + 1 for e in ends)], [*ends, len(ids)], strict=True):
-            for kind, words in kinds.items():
-                positions = [p for p in range(begin, stop) if ids[p] in words]
+            for kind in KINDS:
+                positions = [p for p in range(begin, stop) if ids[p] in _words(kind)]
                 if len(positions) > 1:
                     found.append((row, positions, kind))
     return found
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    store, scale = bench.store, bench.scale
-    if scale.corpus != "stories":
-        return [], {"missing": "only stories say which words are facts"}
-    levels = (3.0, MIDDLE) if scale.name == "test" else LEVELS
-    corpus = models.corpus_for(store, scale)
-    key = {"model": bench.model.weights, "n": scale.num_samples, "corpus": corpus.fingerprint}
-    records: list[Record] = []
-    for level in levels:
+def mentions(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: what each reader makes of the mentions at one noise level."""
+    scale, level = bench.scale, point["gamma"]
+    corpus = models.corpus_for(bench.store, scale)
+    key = {"model": bench.model.weights, "n": scale.num_samples, "corpus": corpus.fingerprint, "gamma": level}
 
-        def compute(level: float = level) -> dict[str, Any]:
-            tokens = torch.from_numpy(np.asarray(corpus.heldout[: scale.num_samples]).astype(np.int64))
-            return _read(bench.load(bench.model), tokens, corpus.unigram, level)
+    def compute() -> dict[str, Any]:
+        tokens = torch.from_numpy(np.asarray(corpus.heldout[: scale.num_samples]).astype(np.int64))
+        return _read(bench.load(bench.model), tokens, corpus.unigram, level)
 
-        label = f"facts at gamma {level:g}"
-        record = store.point("facts", {**key, "gamma": level}, compute, label=label)
-        records.append({**record, "gamma": level, "curve": "readers", "order": len(records)})
-    return records, {}
+    return bench.store.point("facts", key, compute, label=label)
 
 
 @torch.no_grad()
@@ -88,11 +85,9 @@ def _read(model: ConvergeFlowModel, tokens: Tensor, unigram: Any, level: float) 
     prior = torch.from_numpy(np.log(np.asarray(unigram, dtype=np.float64) + 1e-12)).to(scores)
     first = network(x, at, table=table).weigh(x, at).mu
     logits = network(x, at, first, table=table).logits(x, at)
-    law = stories_law()
-    ids = {kind: torch.tensor([law.word_id[w] for ws in law.groups[kind] for w in ws]) for kind in KINDS}
     right: dict[str, list[tuple[str, float, int]]] = {reader: [] for reader in READERS}
     for row, positions, kind in repeated(tokens):
-        words, true = ids[kind], tokens[row, positions]
+        words, true = torch.tensor(_words(kind)), tokens[row, positions]
         own = scores[row, positions][:, words]
         named = {
             "alone": words[(own + prior[words]).argmax(-1)],
@@ -126,27 +121,7 @@ def reads_more(result: ExperimentResult, weak: str, allowance: float, what: str)
     """The model names more mentions than a weaker reader less an allowance."""
     values = next((record["values"] for record in result.records if record["gamma"] == MIDDLE), None)
     if values is None or values[weak] is None or values["model"] is None:
-        return not_testable(result.values.get("missing", "no fact is mentioned twice in these texts"))
+        return not_testable("no fact is mentioned twice in these texts (only stories say which words are facts)")
     small = Estimate(values[weak] - allowance, values[f"{weak}_se"], values["facts"])
     large = Estimate(values["model"], values["model_se"], values["facts"])
     return below(small, large, what=f"{what} at gamma = {MIDDLE:g}")
-
-
-def draw(result: ExperimentResult) -> Figure:
-    figure, (all_kinds, by_kind) = figures.panels(2, width=5.2)
-    gammas = [record["gamma"] for record in result.records]
-    for reader, colour, marker in zip(READERS, figures.COLOURS, "vos", strict=False):
-        if None not in [record["values"][reader] for record in result.records]:
-            drawing.series(all_kinds, result.records, "gamma", reader, color=colour, marker=marker, label=reader)
-    for kind, colour in zip(KINDS, figures.COLOURS, strict=False):
-        shares = [record["values"][f"model_{kind}"] for record in result.records]
-        if None not in shares:
-            by_kind.plot(gammas, shares, color=colour, marker="o", markersize=3, label=kind)
-    title = f"Repeated facts read right ({result.scale})"
-    figures.label_axes(all_kinds, "gamma (noise rises to the right)", "share of mentions", title)
-    figures.label_axes(by_kind, "gamma (noise rises to the right)", "share of mentions", "The model, by kind")
-    for axis in (all_kinds, by_kind):
-        axis.set_ylim(0, 1.02)
-        if axis.get_legend_handles_labels()[1]:
-            axis.legend(loc="lower left")
-    return figure

@@ -12,12 +12,10 @@ from typing import Any
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.sampling.settings import Freeze
 from convergeflow.studies.reproduce import paper as published
-from convergeflow.studies.reproduce import trade_off
+from convergeflow.studies.reproduce import trade_off, verdict
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import (
     Judgement,
-    at_least,
-    at_most,
     below,
     decide,
     equal,
@@ -173,6 +171,12 @@ def point_equal(
     return equal(*values, tolerance=tolerance, what=what, paper=paper)
 
 
+def curve_below(result: ExperimentResult, left: str, right: str, number: str, what: str) -> Judgement:
+    """The only point of one curve lies below the only point of another: Gen. PPL by its ratio, others in nats."""
+    compare = below if number == "gen_ppl" else lower
+    return compare(*(measured(result.values_of(curve=name), number) for name in (left, right)), what=what)
+
+
 def _at(result: ExperimentResult, curve: str, place: str) -> Record:
     """The `first` or `last` point of a curve, or the one at `half` of the steps."""
     records = result.curve(curve)
@@ -205,6 +209,17 @@ def _range(series: list[dict[str, Any]], number: str) -> Estimate:
     values = [each[number] for each in series]
     error = math.hypot(*(each[f"{number}_se"] for each in series[:2]))
     return Estimate(max(values) - min(values), error, len(series))
+
+
+def largest(
+    result: ExperimentResult, number: str, what: str, at_most: float | None = None, at_least: float | None = None
+) -> Judgement:
+    """The largest value of a number over all points that have it stays below a bound, or reaches one."""
+    found = max(float(record["values"][number]) for record in result.records if number in record["values"])
+    if at_most is not None:
+        return verdict.at_most(found, at_most, what=what)
+    assert at_least is not None
+    return verdict.at_least(found, at_least, what=what)
 
 
 def table_collapses(result: ExperimentResult, curve: str, paper: str) -> Judgement:
@@ -264,11 +279,11 @@ def agreement_grows(result: ExperimentResult, rule: str) -> Judgement:
 def freezing_saves(result: ExperimentResult, sampler: str, share: float) -> Judgement:
     """Freezing by its default criterion saves at least this share of the calls."""
     saved = result.values_of(curve=sampler, change=Freeze().change)["saved"]
-    return at_least(saved, share, what=f"share of calls saved ({sampler}, default criterion)")
+    return verdict.at_least(saved, share, what=f"share of calls saved ({sampler}, default criterion)")
 
 
 def freezing_keeps(result: ExperimentResult, sampler: str, share: float) -> Judgement:
     """Freezing by its default criterion changes at most this share of the tokens."""
     values = result.values_of(curve=sampler, change=Freeze().change)
     what = f"share of {values['positions']} tokens changed ({sampler}, default criterion)"
-    return at_most(values["changed"], share, what=what)
+    return verdict.at_most(values["changed"], share, what=what)

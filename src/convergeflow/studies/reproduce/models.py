@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
-from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.flow.schedule import schedule_from
 from convergeflow.model.small_scale import Extras
@@ -37,6 +35,7 @@ from convergeflow.training.config import (
     StageConfig,
     resolve,
 )
+from convergeflow.training.run import make_accelerator
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
 
@@ -97,25 +96,18 @@ def start_model(store: Store, scale: ExperimentScale) -> Kept:
     """The CE-trained model (LangFlow's role): its table and weights are what the others start from."""
     if scale.start is not None:
         return found(store, scale.start)
-    corpus = corpus_for(store, scale)
+    stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
+    options = {}
     if scale.name == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
         recipe = resolve("stories")
-        stages = [stage for stage in recipe.stages if stage.objective == "ce"]
-        total = sum(stage.steps for stage in stages)
+        first = [stage for stage in recipe.stages if stage.objective == "ce"]
+        share = scale.start_steps, sum(stage.steps for stage in first)
         stages = [
-            stage.model_copy(update={"steps": max(stage.warmup, stage.steps * scale.start_steps // total)})
-            for stage in stages
+            stage.model_copy(update={"steps": max(stage.warmup, stage.steps * share[0] // share[1])}) for stage in first
         ]
         options = {name: getattr(recipe.model.system, name) for name in FLOW_OPTIONS}
-    else:
-        stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
-        options = {}
-
-    def build() -> ConvergeFlowModel:
-        return _fresh(scale, corpus, **options)
-
-    return trained(store, scale, "start-ce", build, stages)[-1]
+    return trained(store, scale, "start-ce", lambda: _fresh(store, scale, **options), stages)[-1]
 
 
 def sampled_model(store: Store, scale: ExperimentScale) -> Kept:
@@ -138,16 +130,14 @@ def continued(
 
 def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: Kept, log_snr: float) -> Kept:
     """A model from random init with the given predictor, the fixed table of another, and a linear schedule."""
-    corpus = corpus_for(store, scale)
 
     def build() -> ConvergeFlowModel:
         # Gates opened at the start in place of a longer run; no other departure from the paper's network.
         gate = 0.0 if scale.name == "paper" else 0.5
-        model = _fresh(scale, corpus, kind=CutLinear, predictor=predictor, schedule={"kind": "linear"}, gate_init=gate)
+        linear = {"kind": "linear"}
+        model = _fresh(store, scale, table, CutLinear, predictor=predictor, schedule=linear, gate_init=gate)
         assert isinstance(model, CutLinear)
-        model.last_time = float(schedule_from({"kind": "linear"}).time_at(torch.tensor(log_snr)))
-        with torch.no_grad():
-            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+        model.last_time = float(schedule_from(linear).time_at(torch.tensor(log_snr)))
         return model
 
     stage = _stage("mse", "mse", scale.scratch_steps, lr=1e-3 if scale.size != "base" else 1e-4)
@@ -156,18 +146,10 @@ def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: K
 
 def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> list[Kept]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
-    corpus = corpus_for(store, scale)
     # Fast enough that the table moves by its own size within the run.
     lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
-
-    def build() -> ConvergeFlowModel:
-        model = _fresh(scale, corpus)
-        with torch.no_grad():
-            model.network.embedding.weight.copy_(parent.load().network.embedding.weight)
-        return model
-
     parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True)
-    return trained(store, scale, "learned-table", build, parts, parent=parent)
+    return trained(store, scale, "learned-table", lambda: _fresh(store, scale, parent), parts, parent=parent)
 
 
 class CutLinear(ConvergeFlowModel):
@@ -180,8 +162,14 @@ class CutLinear(ConvergeFlowModel):
 
 
 def _fresh(
-    scale: ExperimentScale, corpus: Corpus, *, kind: type[ConvergeFlowModel] = ConvergeFlowModel, **changes: Any
+    store: Store,
+    scale: ExperimentScale,
+    table: Kept | None = None,
+    kind: type[ConvergeFlowModel] = ConvergeFlowModel,
+    **changes: Any,
 ) -> ConvergeFlowModel:
+    """A model with random weights, and with the token table of another one if that is given."""
+    corpus = corpus_for(store, scale)
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
         scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
@@ -189,6 +177,9 @@ def _fresh(
     model = kind(config)
     total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
     model.set_unigram(torch.from_numpy(corpus.unigram * total))
+    if table is not None:
+        with torch.no_grad():
+            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
     return model
 
 
@@ -254,10 +245,8 @@ def trained(
     out = store.model_folder(f"{name}-{digest(key)[:8]}")
 
     def compute() -> dict[str, Any]:
-        accelerator = Accelerator(cpu=choose_device("auto").device.type == "cpu")
-        trainer = Trainer(config, build(), corpus, out, accelerator=accelerator)
-        resume = (out / checkpoint.FOLDER).is_dir()
-        outcome = trainer.run(resume=resume)
+        trainer = Trainer(config, build(), corpus, out, accelerator=make_accelerator(config))
+        outcome = trainer.run(resume=(out / checkpoint.FOLDER).is_dir())
         if not outcome.finished:
             raise KeyboardInterrupt
         ends, steps = [], 0

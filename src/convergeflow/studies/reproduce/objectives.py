@@ -16,14 +16,14 @@ from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import drawing, models
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.models import Kept
+from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 
 SWITCHED = {"mse": "ce", "ce": "mse"}
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    store, scale = bench.store, bench.scale
-    start = models.start_model(store, scale)
+def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    store, scale, start = bench.store, bench.scale, bench.start
     records = [_table(bench, start, 0), _sampled(bench, start, "start", 0)]
     half = scale.checkpoints // 2
     part = scale.continued_steps // scale.checkpoints
@@ -65,16 +65,16 @@ def draw(result: ExperimentResult) -> Figure:
         drawing.series(axes[0], continued, "step", "gen_ppl", color=colour, marker=marker, label=label)
         other = SWITCHED[run]
         switched = [r for r in continued if r["step"] == half] + result.curve(f"{run}-then-{other}")
+        switched = [{**record, "after": record["step"] - half} for record in switched]
         look: dict[str, Any] = {"color": colour, "marker": marker, "label": f"{label}, then {styles[other][2]}"}
-        drawing.series(axes[1], switched, "step", "gen_ppl", shift=half, **look)
+        drawing.series(axes[1], switched, "after", "gen_ppl", **look)
     for panel, title in zip(axes[:2], ("continued from one checkpoint", "objectives exchanged half way"), strict=True):
-        drawing.logarithmic(panel)
+        figures.logarithmic(panel)
         panel.legend(loc="best")
         figures.label_axes(panel, "additional training steps", "Gen. PPL", f"{title} ({result.scale})")
-    tables = result.curve("table")
-    steps, ranks = [r["step"] for r in tables], [r["values"]["effective_rank"] for r in tables]
-    axes[2].plot(steps, ranks, "o-", color=figures.COLOURS[2], label="effective rank")
-    drawing.logarithmic(axes[2])
+    look = {"marker": "o", "color": figures.COLOURS[2], "label": "effective rank"}
+    drawing.series(axes[2], result.curve("table"), "step", "effective_rank", **look)
+    figures.logarithmic(axes[2])
     axes[2].axhline(1.0, color="grey", linestyle=":", linewidth=1, label="all tokens in one direction")
     figures.label_axes(axes[2], "training steps", "effective rank of the table", "table learned with MSE alone")
     axes[2].legend(loc="best")

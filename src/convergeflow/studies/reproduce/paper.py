@@ -57,17 +57,6 @@ class Row:
         return {**{name: getattr(self, name) for name in names}, **controls}
 
 
-@dataclass(frozen=True)
-class System:
-    """One line of the comparison of systems."""
-
-    name: str
-    family: str
-    gen_ppl: float | None
-    entropy: float
-    parameters: str | None
-
-
 @cache
 def _document() -> dict[str, Any]:
     text = (resources.files("convergeflow.studies.reproduce") / "paper_numbers.json").read_text(encoding="utf-8")
@@ -84,27 +73,19 @@ def protocol() -> str:
     return str(_document()["protocol"])
 
 
-def labels() -> list[str]:
-    """The labels of all tables."""
-    return list(_document()["tables"])
-
-
-def _table(label: str) -> dict[str, Any]:
+def _rows(label: str) -> list[dict[str, Any]]:
     tables = _document()["tables"]
     if label not in tables:
         raise unknown_name("table", label, tables)
-    return dict(tables[label])
+    return list(tables[label]["rows"])
 
 
 SYSTEMS = "tab:ppl_entropy_comparison"
 
 
-def systems() -> list[System]:
-    """The comparison of systems; the data itself has no Gen. PPL."""
-    return [
-        System(row["system"], row["family"], row["gen_ppl"], row["entropy"], row["parameters"])
-        for row in _table(SYSTEMS)["rows"]
-    ]
+def systems() -> list[dict[str, Any]]:
+    """The comparison of systems: system, family, gen_ppl (none for the data itself), entropy, parameters."""
+    return _rows(SYSTEMS)
 
 
 @cache
@@ -121,28 +102,27 @@ def rows(label: str) -> tuple[Row, ...]:
             row.get("varied"),
             row.get("variant"),
         )
-        for row in _table(label)["rows"]
+        for row in _rows(label)
     )
 
 
 def all_rows() -> list[Row]:
     """Every sampling setting of every table, in the paper's order."""
-    return [row for label in labels() if label != SYSTEMS for row in rows(label)]
+    return [row for label in _document()["tables"] if label != SYSTEMS for row in rows(label)]
 
 
 def largest_contradiction() -> tuple[float, list[Row]]:
     """How far apart, as a share, two values of the paper for one setting are: no tolerance may be below this."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
+    neutral = Controls()
     for row in all_rows():
-        active = row.controls
-        # A control at its neutral value is the same setting whatever its schedule.
-        key = (
-            row.nfe,
-            (active.refine, active.refine_schedule if active.refine != 1 else "-"),
-            (active.scg, active.scg_schedule if active.scg != 1.0 else "-"),
-            (active.ug, active.ug_schedule if active.ug != 0.0 else "-"),
-        )
-        groups.setdefault(key, []).append(row)
+        key: list[Any] = [row.nfe]
+        for name in ("refine", "scg", "ug"):
+            value = getattr(row.controls, name)
+            # A control at its neutral value is the same setting whatever its schedule.
+            schedule = getattr(row.controls, f"{name}_schedule") if value != getattr(neutral, name) else "-"
+            key.append((value, schedule))
+        groups.setdefault(tuple(key), []).append(row)
 
     def spread(group: list[Row]) -> float:
         values = [row.gen_ppl for row in group]

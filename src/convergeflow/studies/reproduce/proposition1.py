@@ -11,18 +11,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from convergeflow.flow.schedule import Coefficients, Linear
-from convergeflow.results import figures
+from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.result import ExperimentResult, Record
-from convergeflow.studies.reproduce.verdict import Judgement, at_least, at_most
+from convergeflow.studies.reproduce.result import Record
 
 VOCABULARY, LENGTH, WIDTH, STATES = 5, 3, 4, 64
-LOG_SNRS = tuple(float(value) for value in range(-8, 9, 2))
 
 
 def _enumerate(at: Coefficients, x: Tensor, table: Tensor, log_law: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,56 +64,8 @@ def _deviations(log_snr: float) -> dict[str, Any]:
     }
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+def posterior(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: all deviations at one noise level."""
     size = {"vocabulary": VOCABULARY, "length": LENGTH, "width": WIDTH, "states": STATES}
-    records = [
-        bench.store.point(
-            "proposition1",
-            {"log_snr": log_snr, **size},
-            partial(_deviations, log_snr),
-            label=f"posterior at log-SNR {log_snr:g}",
-        )
-        for log_snr in LOG_SNRS
-    ]
-    return records, {}
-
-
-def _worst(result: ExperimentResult, name: str) -> float:
-    return max(float(record["values"][name]) for record in result.records)
-
-
-def factorisation(result: ExperimentResult) -> Judgement:
-    return at_most(_worst(result, "factorisation"), 1e-10, what="largest difference of two posteriors, all log-SNR")
-
-
-def head(result: ExperimentResult) -> Judgement:
-    return at_most(_worst(result, "head"), 1e-10, what="largest difference of mu from the exact posterior mean")
-
-
-def control(result: ExperimentResult) -> Judgement:
-    return at_least(_worst(result, "wrong_kernel"), 0.02, what="largest difference with a kernel of half the variance")
-
-
-def draw(result: ExperimentResult) -> Figure:
-    figure, (axes,) = figures.panels(1, width=6.2)
-    levels = [record["values"]["log_snr"] for record in result.records]
-    lines = (
-        ("factorisation", "context posterior × kernel (Proposition 1)", "o"),
-        ("head", "this package's head: error of μ", "s"),
-        ("wrong_kernel", "control: kernel with a wrong variance", "^"),
-        ("context_alone", "control: context posterior, no kernel", "v"),
-    )
-    for (name, label, marker), colour in zip(lines, figures.COLOURS, strict=False):
-        values = [max(record["values"][name], 1e-18) for record in result.records]
-        axes.semilogy(levels, values, marker=marker, color=colour, label=label)
-    axes.axhline(1e-10, color="grey", linestyle=":", linewidth=1)
-    axes.text(levels[0], 2e-10, "tolerance", fontsize=8, color="grey")
-    axes.set_ylim(1e-18, 30)
-    figures.label_axes(
-        axes,
-        "log-SNR (nats)",
-        "largest deviation from\nthe enumerated posterior",
-        "Proposition 1, 125 sequences enumerated",
-    )
-    axes.legend(loc="center left", bbox_to_anchor=(0.0, 0.63))
-    return figure
+    compute = partial(_deviations, point["log_snr"])
+    return bench.store.point("proposition1", {"log_snr": point["log_snr"], **size}, compute, label=label)

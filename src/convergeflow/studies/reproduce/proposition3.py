@@ -20,7 +20,6 @@ from convergeflow.flow.grid import theorem_grid
 from convergeflow.flow.schedule import Linear
 from convergeflow.results import figures
 from convergeflow.sampling.cohort import Step
-from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
@@ -70,8 +69,8 @@ def _along_flow(trajectories: int, num_steps: int) -> dict[str, Any]:
         steps.append((step.t, _gap(step.mu).flatten(), 1.0 - step.last.top_weight.flatten()))
 
     grid = theorem_grid(num_steps, 0.5)[1:]
-    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="weight")
-    outcome = integrate(predictor, settings, toys.starting_noise(trajectories, 1, WIDTH, seed=2), observe=observe)
+    noise = toys.starting_noise(trajectories, 1, WIDTH, seed=2)
+    outcome = toys.flow(predictor, grid, noise, decode="weight", observe=observe)
     # The weights decide early: geometric spacing shows it.
     shown = sorted({round(value) for value in torch.logspace(0, math.log10(len(steps)), 24).tolist()})
     picked = [steps[index - 1] for index in shown]
@@ -99,38 +98,28 @@ def _twins() -> dict[str, Any]:
     return {"rho": _separation(table), "distance": float((w @ table - table[0]).norm()), "top_weight": float(w.max())}
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+def part(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: one of the three parts."""
     trajectories, steps = bench.scale.toy_trajectories, min(4096, max(bench.scale.toy_steps))
-    num = 20 * trajectories
-    size = {"vocabulary": VOCABULARY, "width": WIDTH}
-    parts: tuple[tuple[dict[str, Any], Callable[[], dict[str, Any]]], ...] = (
-        ({"part": "weights", "num": num}, partial(_on_random_weights, num)),
-        ({"part": "flow", "trajectories": trajectories, "steps": steps}, partial(_along_flow, trajectories, steps)),
-        ({"part": "twins"}, _twins),
-    )
-    return [bench.store.point("proposition3", {**key, **size}, compute) for key, compute in parts], {}
-
-
-def _part(result: ExperimentResult, name: str) -> dict[str, Any]:
-    return result.values_of(part=name)
-
-
-def bound(result: ExperimentResult) -> Judgement:
-    worst = max(_part(result, "weights")["worst_ratio"], _part(result, "flow")["worst_ratio"])
-    return at_most(
-        worst, 1.0 + 1e-6, what="largest rho (1 - max w) / (1 - ||mu||^2/||e||^2) on random weights and flow"
-    )
+    parts: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, int]]] = {
+        "weights": (_on_random_weights, {"num": 20 * trajectories}),
+        "flow": (_along_flow, {"trajectories": trajectories, "steps": steps}),
+        "twins": (_twins, {}),
+    }
+    compute, size = parts[point["part"]]
+    key = {"part": point["part"], **size, "vocabulary": VOCABULARY, "width": WIDTH}
+    return bench.store.point("proposition3", key, partial(compute, *size.values()), label=label)
 
 
 def one_hot(result: ExperimentResult) -> Judgement:
-    flow = _part(result, "flow")
+    flow = result.values_of(part="flow")
     judgement = at_most(flow["end_rest_99"], 0.02, what="99th percentile of 1 - max w at the end of the flow")
     also = f"{judgement.evidence}; the weight and prediction rules agree at {flow['agreement']:.2%} of positions"
     return Judgement(decide(flow["end_rest_99"] <= 0.02 and flow["agreement"] >= 0.98, resolved=True), also)
 
 
 def separation_needed(result: ExperimentResult) -> Judgement:
-    twins = _part(result, "twins")
+    twins = result.values_of(part="twins")
     return at_least(
         1.0 - twins["top_weight"],
         0.02,
@@ -139,35 +128,24 @@ def separation_needed(result: ExperimentResult) -> Judgement:
 
 
 def draw(result: ExperimentResult) -> Figure:
-    figure, axes = figures.panels(2, width=5.2)
-    weights, flow = _part(result, "weights"), _part(result, "flow")
-    axes[0].loglog(weights["gap"], weights["rest"], ".", color=figures.COLOURS[0], markersize=3, label="random weights")
-    line = [1e-12, 1.0]
-    axes[0].loglog(
-        line, [value / weights["rho"] for value in line], color="black", linestyle=":", label="bound of the proof"
-    )
-    axes[0].set_xlim(1e-12, 2)
-    axes[0].set_ylim(1e-13, 30)
-    figures.label_axes(
-        axes[0],
-        r"$1 - \Vert\mu\Vert^2 / \Vert e\Vert^2$",
-        r"$1 - \max_j w_j$",
-        f"All points lie below the bound (ρ = {weights['rho']:.2f})",
-    )
-    axes[0].legend(loc="lower right")
+    figure, (left, right) = figures.panels(2, width=5.2)
+    weights, flow = result.values_of(part="weights"), result.values_of(part="flow")
+    left.loglog(weights["gap"], weights["rest"], ".", color=figures.COLOURS[0], markersize=3, label="random weights")
+    ends = [1e-12, 1.0]
+    left.loglog(ends, [end / weights["rho"] for end in ends], color="black", linestyle=":", label="bound of the proof")
+    left.set_xlim(1e-12, 2)
+    left.set_ylim(1e-13, 30)
+    title = f"All points lie below the bound (ρ = {weights['rho']:.2f})"
+    figures.label_axes(left, r"$1 - \Vert\mu\Vert^2 / \Vert e\Vert^2$", r"$1 - \max_j w_j$", title)
+    left.legend(loc="lower right")
     log_snr = [2 * math.log(t / (1.0 - t)) for t in flow["t"]]
-    for name, label, marker, colour in (
-        ("rest_median", "median", "o", figures.COLOURS[0]),
-        ("rest_99", "99th percentile", "s", figures.COLOURS[1]),
-    ):
+    for name, label, marker in (("rest_median", "median", "o"), ("rest_99", "99th percentile", "s")):
         # Below the rounding of 1 - w there is nothing to see.
         visible = [(x, y) for x, y in zip(log_snr, flow[name], strict=True) if y > 1e-16]
-        axes[1].semilogy([x for x, _ in visible], [y for _, y in visible], marker=marker, color=colour, label=label)
-    axes[1].axhline(1e-16, color="grey", linestyle=":", linewidth=1)
-    axes[1].text(log_snr[0], 2.5e-16, "one-hot to rounding", fontsize=8, color="grey")
-    axes[1].set_xlim(log_snr[0] - 0.3, log_snr[-1] + 0.3)
-    figures.label_axes(
-        axes[1], "log-SNR along the flow (nats)", r"$1 - \max_j w_j$", "Weights become one-hot along the flow"
-    )
-    axes[1].legend()
+        right.semilogy(*zip(*visible, strict=True), marker=marker, label=label)
+    right.axhline(1e-16, color="grey", linestyle=":", linewidth=1, label="one-hot to rounding")
+    right.set_xlim(log_snr[0] - 0.3, log_snr[-1] + 0.3)
+    title = "Weights become one-hot along the flow"
+    figures.label_axes(right, "log-SNR along the flow (nats)", r"$1 - \max_j w_j$", title)
+    right.legend()
     return figure

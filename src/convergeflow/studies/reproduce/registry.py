@@ -9,14 +9,14 @@ holds at three scales; a scale only changes sizes. Nothing heavy is imported bef
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from convergeflow.errors import unknown_name
+from convergeflow.errors import UserError, unknown_name
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data
 
@@ -24,35 +24,19 @@ if TYPE_CHECKING:
     from convergeflow.results.store import Store
     from convergeflow.studies.reproduce.verdict import Judgement
 
-NAMES = (
-    "proposition1",
-    "theorem1",
-    "counterexample",
-    "proposition3",
-    "convergence",
-    "objectives",
-    "shortcut",
-    "controls",
-    "combination",
-    "unconditional",
-    "token-rules",
-    "configurations",
-    "grids",
-    "solvers",
-    "freezing",
-    "facts",
-    "systems",
-    "natural",
-    "sanity",
-)
+THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
+TRAINING = ("convergence", "objectives")
+SAMPLING = ("shortcut", "controls", "combination", "unconditional", "token-rules", "configurations", "grids")
+BEYOND_THE_PAPER = ("solvers", "freezing", "facts")
+SYSTEMS = ("systems", "natural", "sanity")
+NAMES = (*THEORY, *TRAINING, *SAMPLING, *BEYOND_THE_PAPER, *SYSTEMS)
 """All experiments, theory first."""
 
 PAPER_NEEDS = "OpenWebText, the paper's checkpoint and GPT-2 Large"
 LANGUAGE_NEEDS = "a trained model: the one of this scale learns for seconds, its text is not language yet"
 
 
-@dataclass(frozen=True)
-class PlannedCost:
+class PlannedCost(NamedTuple):
     """What a scale costs: measured points, and seconds on two CPU cores (for `paper`: on one 40 GB accelerator)."""
 
     points: int
@@ -75,13 +59,11 @@ class Claim:
     """What other scales lack."""
 
     @classmethod
-    def read(cls, data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Claim:
-        judge = data["judge"]
+    def read(cls, data: dict[str, Any]) -> Claim:
+        judge, scales = data.pop("judge"), tuple(data.pop("scales", SCALES))
         ((name, arguments),) = judge.items() if isinstance(judge, dict) else ((judge, {}),)
-        scales = tuple(data.get("scales", defaults.get("scales", SCALES)))
-        usual = PAPER_NEEDS if scales == ("paper",) else LANGUAGE_NEEDS
-        needs = data.get("needs", defaults.get("needs", usual))
-        return cls(data["name"], data["statement"], data["reference"], name, arguments, scales, needs)
+        data.setdefault("needs", PAPER_NEEDS if scales == ("paper",) else LANGUAGE_NEEDS)
+        return cls(judge=name, arguments=arguments, scales=scales, **data)
 
 
 @dataclass(frozen=True)
@@ -94,28 +76,21 @@ class Experiment:
     claims: tuple[Claim, ...]
     cost: Mapping[str, PlannedCost]
     module: str | None = None
-    """The module of this folder with what the description does not say: `measure`, `draw`, `tabulate`, judges."""
-    points: tuple[Mapping[str, Any], ...] = ()
+    """The module of this folder with what the description does not say: kinds of points, judges, `measure`, `draw`."""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per scale, the fields of it that are different here."""
+    points: Sequence[Mapping[str, Any]] = ()
     figure: Mapping[str, Any] = field(default_factory=dict)
-    tables: tuple[Mapping[str, Any], ...] = ()
+    tables: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, name: str) -> Experiment:
         """From its description."""
         data = read_data(f"experiments/{name}.yaml")
-        claims = tuple(Claim.read(claim, data) for claim in data["claims"])
-        cost = {scale: PlannedCost(*data["cost"][scale]) for scale in SCALES}
-        return cls(
-            name,
-            data["reference"],
-            data["question"],
-            claims,
-            cost,
-            data.get("module"),
-            tuple(data.get("points", ())),
-            data.get("figure", {}),
-            tuple(data.get("tables", ())),
-        )
+        defaults: dict[str, Any] = {key: data.pop(key) for key in ("scales", "needs") if key in data}
+        data["claims"] = tuple(Claim.read({**defaults, **claim}) for claim in data["claims"])
+        data["cost"] = {scale: PlannedCost(*cost) for scale, cost in data["cost"].items()}
+        return cls(name=name, **data)
 
     def own(self, name: str) -> Any:
         """A function of the experiment's own module; None if it has none of that name."""
@@ -128,10 +103,16 @@ class Experiment:
         from convergeflow.studies.reproduce import engine
         from convergeflow.studies.reproduce.bench import Bench
 
-        cost, bench = self.cost[scale.name], Bench(store, scale)
+        cost, changes = self.cost[scale.name], self.changes.get(scale.name, {})
         store.pace.begin(cost.points, cost.seconds)
-        measure = self.own("measure")
-        records, values = engine.measure(self.points, bench) if measure is None else measure(bench)
+        measure = self.own("measure") or engine.measure
+        try:
+            records, values = measure(self, Bench(store, replace(scale, **changes)))
+        except UserError as error:
+            # What only this experiment asks for may not be on this machine: its claims stay open, the report goes on.
+            if not changes:
+                raise
+            records, values = [], {"missing": str(error)}
         store.pace.finish()
         # Through JSON, so that a verdict never rests on anything that is not in the records.
         records, values = json.loads(json.dumps([records, values], allow_nan=False))
@@ -142,6 +123,8 @@ class Experiment:
         from convergeflow.studies.reproduce import judges
         from convergeflow.studies.reproduce.verdict import not_testable
 
+        if "missing" in result.values:
+            return {claim.name: not_testable(result.values["missing"]) for claim in self.claims}
         found = {}
         for claim in self.claims:
             function = self.own(claim.judge) or getattr(judges, claim.judge)
@@ -170,17 +153,17 @@ class Experiment:
 
         if not result.records:
             return []
-        own = self.own("tabulate")
-        return [engine.tabulate(table, result) for table in self.tables] if own is None else list(own(result))
+        tables = [engine.tabulate(table, result) for table in self.tables]
+        return [table for table in tables if table.rows]
 
     def describe(self) -> dict[str, Any]:
-        """For `reproduce --list`."""
+        """For lists of the experiments."""
         return {
             "name": self.name,
             "reference": self.reference,
             "question": self.question,
             "claims": [claim.statement for claim in self.claims],
-            "cost": {scale: {"points": c.points, "seconds": c.seconds} for scale, c in self.cost.items()},
+            "cost": {scale: cost._asdict() for scale, cost in self.cost.items()},
         }
 
 

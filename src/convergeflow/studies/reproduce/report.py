@@ -6,8 +6,6 @@ beside this run's. It is written anew after every experiment, so a stopped run l
 
 from __future__ import annotations
 
-import base64
-import html
 import platform
 import time
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from convergeflow import __version__, files
 from convergeflow.results import pages
 from convergeflow.results.store import Pace, Store, readable
 from convergeflow.studies.reproduce import paper
-from convergeflow.studies.reproduce.registry import Claim, Experiment
+from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict
@@ -93,14 +91,15 @@ def reproduce(
     return finished
 
 
-def write_pages(
-    finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str = "report"
-) -> tuple[Path, Path]:
-    """PAGE.html and PAGE.md in the store."""
-    written = store.folder / f"{page}.html", store.folder / f"{page}.md"
-    written[0].write_text(_html_page(finished, scale), encoding="utf-8")
-    written[1].write_text(_markdown_page(finished, store, scale), encoding="utf-8")
-    return written
+def write_pages(finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str) -> None:
+    """PAGE.md and PAGE.html in the store."""
+    text = _markdown_page(finished, store, scale)
+    shown = pages.page(text, store.folder)
+    for verdict in Verdict:
+        kind = str(verdict).replace(" ", "-")
+        shown = shown.replace(f"<strong>{verdict}</strong>", f'<strong class="{kind}">{verdict}</strong>')
+    files.write_text(store.folder / f"{page}.md", text)
+    files.write_text(store.folder / f"{page}.html", shown)
 
 
 def counts(finished: Sequence[Finished]) -> dict[str, int]:
@@ -126,26 +125,23 @@ def _introduction(finished: Sequence[Finished], scale: ExperimentScale) -> list[
     ]
 
 
-def _verdict_rows(finished: Sequence[Finished]) -> list[tuple[Finished, Claim, Judgement]]:
-    return [(done, claim, done.judgements[claim.name]) for done in finished for claim in done.experiment.claims]
-
-
 def _markdown_page(finished: Sequence[Finished], store: Store, scale: ExperimentScale) -> str:
     lines = [f"# Reproduction report, scale {scale.name}", ""]
     for paragraph in _introduction(finished, scale):
         lines += [paragraph, ""]
     rows = [
-        (f"[{done.experiment.name}](#{done.experiment.name})", claim.statement, claim.reference, judgement.verdict)
-        for done, claim, judgement in _verdict_rows(finished)
+        (f"[{name}](#{name})", claim.statement, claim.reference, f"**{done.judgements[claim.name].verdict}**")
+        for done in finished
+        for name, claim in ((done.experiment.name, claim) for claim in done.experiment.claims)
     ]
     lines += ["## Verdicts", "", *pages.markdown_table(("experiment", "claim", "where", "verdict"), rows), ""]
     for done in finished:
-        name = done.experiment.name
-        lines += [f'<a id="{name}"></a>', f"## {name}", ""]
-        lines += [f"*{done.experiment.reference}.* {done.experiment.question}", ""]
+        experiment = done.experiment
+        lines += [f"## {experiment.name}", "", f"*{experiment.reference}.* {experiment.question}", ""]
         for figure in done.pictures:
-            lines += [f"![{name}]({figure.relative_to(store.folder).as_posix()})", ""]
-        for _, claim, judgement in _verdict_rows([done]):
+            lines += [f"![{experiment.name}]({figure.relative_to(store.folder).as_posix()})", ""]
+        for claim in experiment.claims:
+            judgement = done.judgements[claim.name]
             said = f" Paper: {judgement.paper}." if judgement.paper else ""
             lines.append(
                 f"- **{judgement.verdict}**: {claim.statement} ({claim.reference}). {judgement.evidence}.{said}"
@@ -154,55 +150,3 @@ def _markdown_page(finished: Sequence[Finished], store: Store, scale: Experiment
         for table in done.tables:
             lines += [f"**{table.title}**", "", *pages.markdown_table(table.columns, table.rows), ""]
     return "\n".join(lines)
-
-
-_STYLE = """
- .v { display: inline-block; padding: 0 .5em; border-radius: .4em; white-space: nowrap; font-size: 13px; }
- .reproduced { background: #d8f0de; } .not-reproduced { background: #f8d9d9; }
- .not-testable-here { background: #ececec; }
- .e { color: #555; font-size: 14px; } details { margin: .8em 0; }
-"""
-
-
-def _badge(verdict: Verdict) -> str:
-    return f'<span class="v {str(verdict).replace(" ", "-")}">{verdict}</span>'
-
-
-def _html_page(finished: Sequence[Finished], scale: ExperimentScale) -> str:
-    parts = [
-        *(f"<p>{_code(paragraph)}</p>" for paragraph in _introduction(finished, scale)),
-        "<table><thead><tr><th>experiment</th><th>claim</th><th>where</th><th>verdict</th></tr></thead><tbody>",
-        *(
-            f'<tr><td><a href="#{done.experiment.name}">{done.experiment.name}</a></td>'
-            f"<td>{html.escape(claim.statement)}</td><td>{html.escape(claim.reference)}</td>"
-            f"<td>{_badge(judgement.verdict)}</td></tr>"
-            for done, claim, judgement in _verdict_rows(finished)
-        ),
-        "</tbody></table>",
-    ]
-    for done in finished:
-        name, reference, question = done.experiment.name, done.experiment.reference, done.experiment.question
-        parts.append(f'<h2 id="{name}">{name}</h2>')
-        parts.append(f"<p><em>{html.escape(reference)}.</em> {html.escape(question)}</p>")
-        for figure in done.pictures:
-            data = base64.b64encode(figure.read_bytes()).decode()
-            parts.append(f'<p><img alt="{name}" src="data:image/png;base64,{data}"></p>')
-        parts.append("<ul>")
-        for _, claim, judgement in _verdict_rows([done]):
-            said = f" Paper: {html.escape(judgement.paper)}." if judgement.paper else ""
-            parts.append(
-                f"<li>{_badge(judgement.verdict)} {html.escape(claim.statement)} "
-                f'<span class="e">({html.escape(claim.reference)})<br>'
-                f"{html.escape(judgement.evidence)}.{said}</span></li>"
-            )
-        parts.append("</ul>")
-        for table in done.tables:
-            shown = pages.table(table.columns, table.rows)
-            parts.append(f"<details open><summary>{html.escape(table.title)}</summary>{shown}</details>")
-    return pages.page(f"Reproduction report, scale {scale.name}", "\n".join(parts), _STYLE)
-
-
-def _code(text: str) -> str:
-    """Escaped text with `names` as code."""
-    pieces = html.escape(text).split("`")
-    return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))

@@ -10,6 +10,14 @@ Record = dict[str, Any]
 """A measured point as the store keeps it, with what the experiment knows of it beside: its curve, its setting."""
 
 
+def field_of(record: Record, where: str) -> Any:
+    """A field of a record, or else of its values; `paper.label` is a field of a field. None where there is none."""
+    found: Any = record
+    for name in where.split("."):
+        found = found.get(name, found.get("values", {}).get(name))
+    return found
+
+
 @dataclass(frozen=True)
 class ExperimentResult:
     """What an experiment measured, as JSON values."""
@@ -43,5 +51,5 @@ class ReportTable:
     """Rows for the report."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
+    columns: list[str]
+    rows: list[list[Any]]

@@ -12,15 +12,24 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from convergeflow.flow.guidance import Controls
 from convergeflow.randomness import derive_seed
 from convergeflow.results import figures
+from convergeflow.sampling.settings import Settings
+from convergeflow.studies.reproduce import engine, judges
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.result import ExperimentResult, Record, ReportTable
-from convergeflow.studies.reproduce.verdict import Judgement, below, decide, lower, measured
+from convergeflow.studies.reproduce.registry import Experiment
+from convergeflow.studies.reproduce.result import ExperimentResult, Record
+from convergeflow.studies.reproduce.verdict import Judgement, decide
 
-REAL = "real text"
-UNIGRAM, SENTENCE, ONE_TEXT = "unigram sampler", "repeated sentence", "one text for all"
+
+def text(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: a text that no model wrote."""
+    return bench.text(point["text"], lambda: TEXTS[point["text"]](bench), label=label)
+
+
+def _real(bench: Bench) -> np.ndarray[Any, Any]:
+    assert bench.reference.real is not None
+    return bench.reference.real
 
 
 def _draw_unigram(bench: Bench) -> np.ndarray[Any, Any]:
@@ -34,59 +43,47 @@ def _draw_unigram(bench: Bench) -> np.ndarray[Any, Any]:
 
 
 def _repeat_sentence(bench: Bench) -> np.ndarray[Any, Any]:
-    """The opening of a real block, over and over; each sample has its own."""
-    assert bench.reference.real is not None
-    span = max(4, bench.scale.length // 8)
-    openings = bench.reference.real[: bench.scale.num_samples, :span]
-    repeats = -(-bench.scale.length // span)
-    return np.tile(openings, (1, repeats))[:, : bench.scale.length]
+    """The opening of a real text, over and over; each sample has its own."""
+    length = bench.scale.length
+    span = max(4, length // 8)
+    return np.tile(_real(bench)[: bench.scale.num_samples, :span], (1, -(-length // span)))[:, :length]
 
 
 def _one_text(bench: Bench) -> np.ndarray[Any, Any]:
-    """The real block that the scorer likes best, as every sample."""
-    assert bench.reference.real is not None
-    best = int(np.argmin(bench.read(bench.reference.real).scored.nll))
-    return np.repeat(bench.reference.real[best : best + 1], bench.scale.num_samples, axis=0)
+    """The real text that the scorer likes best, as every sample."""
+    best = int(np.argmin(bench.read(_real(bench)).scored.nll))
+    return np.repeat(_real(bench)[best : best + 1], bench.scale.num_samples, axis=0)
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    records = [
-        {**bench.real_text(), "name": REAL},
-        {**bench.text(UNIGRAM, lambda: _draw_unigram(bench)), "name": UNIGRAM},
-        {**bench.text(SENTENCE, lambda: _repeat_sentence(bench)), "name": SENTENCE},
-        {**bench.text(ONE_TEXT, lambda: _one_text(bench)), "name": ONE_TEXT},
-    ]
-    for name, controls in (
-        ("ConvergeFlow, standard", Controls()),
-        ("ConvergeFlow, C K=100 w=40", Controls.configuration("C", refine=100, scg=40.0)),
-    ):
-        settings = bench.settings(64, controls)
-        records.append({**bench.measure(settings, label=f"NFE 64, {name}"), "name": name})
-    return records, {}
+TEXTS = {
+    "real": _real,
+    "unigram sampler": _draw_unigram,
+    "repeated sentence": _repeat_sentence,
+    "one text for all": _one_text,
+}
 
 
-def _values(result: ExperimentResult, name: str) -> dict[str, Any]:
-    return result.values_of(name=name)
+def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
+    records, values = engine.measure(experiment, bench)
+    return records, {**values, "reasons": [_faults(record, values["real"]) for record in records[1:]]}
 
 
-def unigram(result: ExperimentResult) -> Judgement:
-    real, other = _values(result, REAL), _values(result, UNIGRAM)
-    return below(
-        measured(real, "gen_ppl"), measured(other, "gen_ppl"), what="Gen. PPL of real text against the unigram sampler"
-    )
-
-
-def sentence(result: ExperimentResult) -> Judgement:
-    real, other = _values(result, REAL), _values(result, SENTENCE)
-    return lower(
-        measured(other, "entropy"),
-        measured(real, "entropy"),
-        what="entropy of the repeated sentence against real text, nats",
-    )
+def _faults(record: Record, real: dict[str, Any]) -> dict[str, Any]:
+    """Why a sampler does or does not win, from its numbers."""
+    values, faults = record["values"], []
+    if values["gen_ppl"] > 1.02 * real["gen_ppl"]:
+        faults.append(f"Gen. PPL {values['gen_ppl'] / real['gen_ppl']:.3g} times that of real text")
+    if values["entropy"] < real["entropy"] - max(0.02, 2 * (values["entropy_se"] or 0.0)):
+        faults.append(f"entropy {real['entropy'] - values['entropy']:.2f} nats below real text")
+    if values["distinct"] < 0.98 * real["distinct"]:
+        faults.append(f"only {values['distinct']:.1%} of its texts are different")
+    if values.get("valid") is not None and values["valid"] < 0.98:
+        faults.append(f"{values['valid']:.1%} valid texts")
+    return {"sampler": record["curve"], "faults": "; ".join(faults) or "nothing to object to by these numbers"}
 
 
 def one_text(result: ExperimentResult) -> Judgement:
-    real, other = _values(result, REAL), _values(result, ONE_TEXT)
+    real, other = result.values_of(curve="real text"), result.values_of(curve="one text for all")
     passes = other["gen_ppl"] <= real["gen_ppl"]
     caught = other["distinct"] <= 0.02 or other["distinct"] * other["n"] <= 1.0
     return Judgement(
@@ -97,78 +94,23 @@ def one_text(result: ExperimentResult) -> Judgement:
     )
 
 
-def ours(result: ExperimentResult) -> Judgement:
-    ours, junk = _values(result, "ConvergeFlow, standard"), _values(result, UNIGRAM)
-    judgement = below(
-        measured(ours, "gen_ppl"),
-        measured(junk, "gen_ppl"),
-        what="Gen. PPL of ConvergeFlow against the unigram sampler",
-    )
-    return Judgement(judgement.verdict, f"{judgement.evidence}; different texts: {ours['distinct']:.3f}")
-
-
-def reasons(result: ExperimentResult) -> list[tuple[str, str]]:
-    """Why each sampler does or does not win, from its numbers."""
-    real = _values(result, REAL)
-    found = []
-    for record in result.records:
-        name, values = record["name"], record["values"]
-        if name == REAL:
-            continue
-        faults = []
-        if values["gen_ppl"] > 1.02 * real["gen_ppl"]:
-            faults.append(f"Gen. PPL {values['gen_ppl'] / real['gen_ppl']:.3g} times that of real text")
-        if values["entropy"] < real["entropy"] - max(0.02, 2 * (values["entropy_se"] or 0.0)):
-            faults.append(f"entropy {real['entropy'] - values['entropy']:.2f} nats below real text")
-        if values["distinct"] < 0.98 * real["distinct"]:
-            faults.append(f"only {values['distinct']:.1%} of its texts are different")
-        if values.get("valid") is not None and values["valid"] < 0.98:
-            faults.append(f"{values['valid']:.1%} valid texts")
-        found.append((name, "; ".join(faults) or "nothing to object to by these numbers"))
-    return found
+def ours(result: ExperimentResult, left: str, right: str, what: str) -> Judgement:
+    judgement = judges.curve_below(result, left, right, "gen_ppl", what)
+    distinct = result.values_of(curve=left)["distinct"]
+    return Judgement(judgement.verdict, f"{judgement.evidence}; different texts: {distinct:.3f}")
 
 
 def draw(result: ExperimentResult) -> Figure:
     figure, axes = figures.panels(2, width=5.2)
-    for index, record in enumerate(result.records):
+    for record, colour, marker in zip(result.records, figures.COLOURS, "*osD^v", strict=False):
         values = record["values"]
-        colour, marker = figures.COLOURS[index], "*osD^v"[index]
-        for panel, number in ((axes[0], "entropy"), (axes[1], "distinct")):
-            panel.plot(
-                [values[number]],
-                [values["gen_ppl"]],
-                marker=marker,
-                color=colour,
-                linestyle="",
-                markersize=9,
-                label=record["name"],
-            )
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 9, "linestyle": ""}
+        for panel, number in zip(axes, ("entropy", "distinct"), strict=True):
+            panel.plot([values[number]], [values["gen_ppl"]], label=record["curve"], **look)
     for panel in axes:
-        panel.set_yscale("log")
-        figures.plain_logarithm(panel)
+        figures.logarithmic(panel)
     axes[1].set_xlim(-0.06, 1.06)
     figures.label_axes(axes[0], "unigram entropy (nats)", "Gen. PPL", "What the two usual numbers see")
     figures.label_axes(axes[1], "share of different texts", "Gen. PPL", "What they do not see")
     axes[0].legend(loc="best", fontsize=8)
     return figure
-
-
-def tabulate(result: ExperimentResult) -> list[ReportTable]:
-    columns = ("sampler", "PPL", "±", "H", "±", "different texts", "valid", "slot KL")
-    rows = [
-        (
-            r["name"],
-            r["values"]["gen_ppl"],
-            r["values"]["gen_ppl_se"],
-            r["values"]["entropy"],
-            r["values"]["entropy_se"],
-            r["values"]["distinct"],
-            r["values"].get("valid"),
-            r["values"].get("slot_kl"),
-        )
-        for r in result.records
-    ]
-    return [
-        ReportTable("Samplers that must not win", columns, rows),
-        ReportTable("Why they do not", ("sampler", "what its numbers say against it"), list(reasons(result))),
-    ]

@@ -33,7 +33,7 @@ class ExperimentScale:
     model: str | None
     """The model that is sampled: a shipped one, or one in the store. None trains it on the spot with MSE."""
     start: str | None
-    """The CE-trained model (LangFlow) that training starts from, found alike. None trains it on the spot."""
+    """The CE-trained model (LangFlow) that training starts from, found in the same way. None trains it on the spot."""
     start_steps: int
     """CE steps of that model, where it is trained on the spot."""
     scorer: str

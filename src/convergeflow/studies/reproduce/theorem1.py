@@ -8,13 +8,11 @@ counterexample of Proposition 2 on the same grid shows what failing looks like.
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from scipy.stats import chi
 from torch import Tensor
 
@@ -22,24 +20,16 @@ from convergeflow.evaluation.estimate import mean
 from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
-from convergeflow.results import figures
-from convergeflow.sampling.integration import integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
 from convergeflow.studies.reproduce import toys
 from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
-from convergeflow.studies.reproduce.verdict import Judgement, Verdict, below, decide, equal, exactly, measured
+from convergeflow.studies.reproduce.verdict import Judgement, below, decide, equal, exactly, measured
 
 VOCABULARY, WIDTH = 8, 8
 RADIUS = 0.5
 """A state farther than this from every embedding has not arrived; embeddings lie about 4 apart."""
-TOYS = {
-    "prior": "exact prior, one token",
-    "context": "exact context, two tokens",
-    "wrong": "deliberately wrong f",
-    "unconstrained": "x/(α+σ), no embeddings (Prop. 2)",
-}
 GRIDS = {"fixed": "δ = 0.5", "shrinking": "δ = 1/√N"}
 
 
@@ -63,9 +53,7 @@ def _run(name: str, grid_name: str, num_steps: int, trajectories: int) -> dict[s
     predictor, length, law = _toy(name)
     delta = THEOREM_DELTA if grid_name == "fixed" else 1.0 / math.sqrt(num_steps)
     grid = theorem_grid(num_steps, delta)
-    noise = toys.starting_noise(trajectories, length, WIDTH, seed=4)
-    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode="prediction")
-    outcome = integrate(predictor, settings, noise)
+    outcome = toys.flow(predictor, grid, toys.starting_noise(trajectories, length, WIDTH, seed=4))
     found = nearest(outcome.x, predictor.table)
     distance = found.distance
     end = Linear()(grid[-1])
@@ -89,31 +77,24 @@ def _run(name: str, grid_name: str, num_steps: int, trajectories: int) -> dict[s
     }
 
 
-def measure(bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    scale = bench.scale
-    size = {"trajectories": scale.toy_trajectories, "vocabulary": VOCABULARY, "width": WIDTH}
-    records = [
-        bench.store.point(
-            "theorem1",
-            {"toy": name, "grid": grid, "steps": num_steps, **size},
-            partial(_run, name, grid, num_steps, scale.toy_trajectories),
-            label=f"flow of '{name}', {num_steps} steps, delta {grid}",
-        )
-        for grid, name, num_steps in itertools.product(GRIDS, TOYS, scale.toy_steps)
-    ]
-    return records, {}
+def flow(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
+    """The kind of point that the description names: where the flow of a toy ends."""
+    toy, grid, steps, trajectories = point["toy"], point["delta"], point["steps"], bench.scale.toy_trajectories
+    size = {"trajectories": trajectories, "vocabulary": VOCABULARY, "width": WIDTH}
+    compute = partial(_run, toy, grid, steps, trajectories)
+    record = bench.store.point("theorem1", {"toy": toy, "grid": grid, "steps": steps, **size}, compute, label=label)
+    return {**record, "noise": (1.0 - record["values"]["last_t"]) * math.sqrt(2 * WIDTH)}
 
 
 def _series(result: ExperimentResult, toy: str, grid: str) -> list[dict[str, Any]]:
-    chosen = [record for record in result.records if record["key"]["toy"] == toy and record["key"]["grid"] == grid]
-    return sorted(chosen, key=lambda record: record["key"]["steps"])
+    return [record["values"] for record in result.curve(f"{toy}, {grid}")]
 
 
 def converges(result: ExperimentResult, toy: str) -> Judgement:
     """The flow of a toy arrives at embeddings on both grids."""
     found = []
     for grid in GRIDS:
-        series = [record["values"] for record in _series(result, toy, grid)]
+        series = _series(result, toy, grid)
         first, last = series[0], series[-1]
         arrives = last["outside"] <= 0.02 if grid == "fixed" else last["outside"] < first["outside"]
         falls = last["distance_99"] < first["distance_99"]
@@ -129,7 +110,7 @@ def converges(result: ExperimentResult, toy: str) -> Judgement:
 
 def rate(result: ExperimentResult) -> Judgement:
     """What is left is sigma times a Gaussian: the normalised distance has the median of a chi variable over sqrt(d)."""
-    last = _series(result, "prior", "fixed")[-1]["values"]
+    last = _series(result, "prior", "fixed")[-1]
     return equal(
         exactly(last["normalised_median"]),
         exactly(float(chi.median(WIDTH)) / math.sqrt(WIDTH)),
@@ -140,7 +121,7 @@ def rate(result: ExperimentResult) -> Judgement:
 
 def law(result: ExperimentResult) -> Judgement:
     """With the exact prior the tokens that the flow reaches follow that prior."""
-    last = _series(result, "prior", "fixed")[-1]["values"]
+    last = _series(result, "prior", "fixed")[-1]
     return below(
         exactly(last["law_error"]),
         exactly(3 * last["law_noise"]),
@@ -149,7 +130,7 @@ def law(result: ExperimentResult) -> Judgement:
 
 
 def counterexample_stays(result: ExperimentResult) -> Judgement:
-    series = [record["values"] for record in _series(result, "unconstrained", "fixed")]
+    series = _series(result, "unconstrained", "fixed")
     last = measured(series[-1], "outside")
     ok = last.value - 2 * last.se > 0.5
     return Judgement(
@@ -161,42 +142,4 @@ def counterexample_stays(result: ExperimentResult) -> Judgement:
 
 def condition(result: ExperimentResult) -> Judgement:
     worst = max(record["values"]["ratio"] / record["values"]["delta"] for record in result.records)
-    return Judgement(
-        Verdict.REPRODUCED if worst < 1.0 else Verdict.NOT_REPRODUCED,
-        f"largest ratio / delta on all grids: {worst:.4f}",
-    )
-
-
-def draw(result: ExperimentResult) -> Figure:
-    figure, axes = figures.panels(3, width=4.6)
-    for (toy, label), colour, marker in zip(TOYS.items(), figures.COLOURS, "os^D", strict=False):
-        for grid, line in (("fixed", "-"), ("shrinking", "--")):
-            series = _series(result, toy, grid)
-            steps = [record["key"]["steps"] for record in series]
-            outside = [record["values"]["outside"] for record in series]
-            axes[0].plot(
-                steps, outside, linestyle=line, marker=marker, color=colour, label=label if grid == "fixed" else None
-            )
-            if grid == "fixed":
-                middle = [record["values"]["distance_median"] for record in series]
-                high = [record["values"]["distance_99"] for record in series]
-                axes[1].loglog(steps, middle, marker=marker, color=colour)
-                axes[1].fill_between(steps, middle, high, color=colour, alpha=0.15, linewidth=0)
-    axes[0].set_ylim(-0.04, 1.04)
-    axes[0].plot([], [], color="grey", linestyle="-", label=GRIDS["fixed"])
-    axes[0].plot([], [], color="grey", linestyle="--", label=GRIDS["shrinking"])
-    figures.label_axes(
-        axes[0], "steps N", f"share farther than {RADIUS} from all $e_j$", "Has the state arrived at an embedding?"
-    )
-    steps = [record["key"]["steps"] for record in _series(result, "prior", "fixed")]
-    sigma = [1.0 - record["values"]["last_t"] for record in _series(result, "prior", "fixed")]
-    axes[1].loglog(steps, [s * math.sqrt(2 * WIDTH) for s in sigma], color="black", linestyle=":", label="σ √(2d)")
-    figures.label_axes(axes[1], "steps N", "distance to the nearest $e_j$", "Median and 99th percentile (δ = 0.5)")
-    axes[1].legend(loc="lower left")
-    for panel in axes[:2]:
-        figures.count_axis(panel, steps)
-    figures.plain_logarithm(axes[1])
-    handles, labels = axes[0].get_legend_handles_labels()
-    axes[2].axis("off")
-    axes[2].legend(handles, labels, loc="center left", fontsize=9.5, title="base weight f / predictor")
-    return figure
+    return Judgement(decide(worst < 1.0, resolved=True), f"largest ratio / delta on all grids: {worst:.4f}")

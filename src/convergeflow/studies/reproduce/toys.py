@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from convergeflow.flow.schedule import Coefficients, Schedule
 from convergeflow.model.embedding import normalise_rows
 from convergeflow.model.head import DirectPrediction, KernelLogF, LogF
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.sampling.integration import Endpoint, integrate
+from convergeflow.sampling.settings import Settings
+from convergeflow.sampling.wrappers import Predictor
 
 BaseWeight = Callable[[Tensor, Coefficients], Tensor]
 """log f(j | x, t) for a state [B, L, d]: [B, L, V], up to a constant in j."""
@@ -33,6 +37,12 @@ def starting_noise(num: int, length: int, width: int, seed: int) -> Tensor:
     return RowDraws([derive_seed(seed, "toy noise", row) for row in range(num)]).normal(
         length, width, dtype=torch.float64
     )
+
+
+def flow(predictor: Predictor, grid: Tensor, noise: Tensor, decode: Any = "prediction", **how: Any) -> Endpoint:
+    """Trajectories of the package's sampler from `noise` along a grid, one call a step; `how` as in `integrate`."""
+    settings = Settings(nfe=len(grid), self_condition="none", grid=tuple(grid.tolist()), decode=decode)
+    return integrate(predictor, settings, noise, **how)
 
 
 class ToyPredictor:

@@ -1,0 +1,43 @@
+"""Options that several commands have, each declared once. Sampling options are made from `Settings` instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from convergeflow.errors import UserError
+
+MODEL = "A shipped model, a checkpoint folder or a training run."
+
+ModelArgument = Annotated[str | None, typer.Argument(help=MODEL)]
+Length = Annotated[int | None, typer.Option(min=1, help="Tokens per sample. [default: the model's own]")]
+Seed = Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Samples per network call. [default: what fits]")]
+PerPoint = Annotated[int, typer.Option("--num", "-n", min=2, help="Samples per point.")]
+Knobs = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A control that only this method has, as in temperature=0.9; repeatable."),
+]
+Scorer = Annotated[
+    str,
+    typer.Option(
+        help="exact (stories), smollm2 (offline), gpt2-large, or a causal language model by folder or hub name. "
+        "[default: exact on stories, else smollm2]"
+    ),
+]
+OneProtocol = Annotated[str, typer.Option(help="One protocol; see `convergeflow evaluate --help`.")]
+Corpus = Annotated[
+    str | None,
+    typer.Option(help="Real text: stories, a prepared corpus by name or folder. [default: by the tokenizer]"),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def check_folders(*files: Path | None) -> None:
+    """Refuse files in folders that do not exist, before any work is done."""
+    for file in files:
+        if file is not None and not file.parent.exists():
+            raise UserError(f"the folder {file.parent} does not exist: make it first")
