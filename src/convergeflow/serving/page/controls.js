@@ -8,7 +8,7 @@ const NUMBERS = {
   ug: ["w_ug, unconditional guidance", { min: 0, max: 10, step: "any" }],
   temperature: ["Temperature", { min: 0.05, max: 5, step: "any" }],
 };
-const FIRST = { model: "stories-small", preset: "sharp", nfe: "128", grid: "closing", seed: "102" };
+const FIRST = { model: "stories-small", preset: "config-b", nfe: "128", grid: "closing", seed: "11" };
 
 export class Controls {
   constructor(models, onrun, onstop, onchange) {

@@ -1,7 +1,7 @@
 // Normalised distances to the nearest and second-nearest embedding over log-SNR: where they part, words are decided.
 import { el, svg } from "./dom.js";
 
-const WIDTH = 420, HEIGHT = 250, LEFT = 44, RIGHT = 12, TOP = 12, BOTTOM = 36;
+const WIDTH = 420, HEIGHT = 250, LEFT = 44, RIGHT = 12, ABOVE = 12, BOTTOM = 36;
 
 export class DistancesPanel {
   constructor(title = "") {
@@ -24,7 +24,7 @@ export class DistancesPanel {
     const low = Math.min(0.8, ...rows.map((row) => row.nearest[0])) * 0.97;
     const high = top ?? Math.max(1.4, ...rows.map((row) => row.second[2])) * 1.1;
     const X = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (WIDTH - LEFT - RIGHT);
-    const Y = (value) => HEIGHT - BOTTOM - (Math.log(Math.max(value, low) / low) / Math.log(high / low)) * (HEIGHT - TOP - BOTTOM);
+    const Y = (value) => HEIGHT - BOTTOM - (Math.log(Math.max(value, low) / low) / Math.log(high / low)) * (HEIGHT - ABOVE - BOTTOM);
     for (const tick of [0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 7, 10, 20, 50].filter((tick) => tick >= low && tick <= high))
       this.picture.append(
         svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: Y(tick), y2: Y(tick), class: tick === 1 ? "one" : "grid" }),
@@ -47,11 +47,10 @@ export class DistancesPanel {
           points: frames.map((frame) => [frame.log_snr, frame[name][position - frame.start]]).filter(([, y]) => y !== null).map(([x, y]) => `${X(x)},${Y(y)}`).join(" ") }));
     }
     const now = story.frames[Math.min(index, story.length - 1)];
-    this.picture.append(svg("line", { x1: X(now.log_snr), x2: X(now.log_snr), y1: TOP, y2: HEIGHT - BOTTOM, class: "cursor" }));
+    this.picture.append(svg("line", { x1: X(now.log_snr), x2: X(now.log_snr), y1: ABOVE, y2: HEIGHT - BOTTOM, class: "cursor" }));
     const end = rows.at(-1);
     this.picture.setAttribute("aria-label",
       `${this.title} Normalised distances. At the last step the nearest embedding is at ${end.nearest[1].toFixed(2)}, the second nearest at ${end.second[1].toFixed(2)}.`);
-    this.highest = high;
   }
 }
 

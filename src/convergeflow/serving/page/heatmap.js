@@ -18,7 +18,7 @@ export class HeatmapPanel {
     this.choice = el("select", { "aria-label": "What the heatmap shows", onchange: () => this.draw() });
     for (const [name, { label }] of Object.entries(QUANTITIES)) this.choice.append(el("option", { value: name }, label));
     this.node = el("div", {}, el("label", { class: "inline" }, "Shows ", this.choice), this.canvas,
-      el("div", { class: "axis" }, el("span", {}, "first position"), el("span", {}, "noise at the top, text at the bottom"), el("span", {}, "last position")));
+      el("div", { class: "axis" }, el("span", {}, "first word"), el("span", {}, "noise above, text below"), el("span", {}, "last word")));
     this.canvas.addEventListener("click", (event) => {
       if (!this.story) return;
       const box = this.canvas.getBoundingClientRect();

@@ -45,7 +45,14 @@ export class Story {
   }
 
   finish(end) {
+    // Some solvers go on after the last network call: then what was read off is a state of its own.
     this.end = end;
+    const last = this.states.at(-1);
+    if (!last || end.tokens.every((token, p) => token === last.tokens[p])) return;
+    const moved = end.tokens.map((token, p) => token !== last.tokens[p]);
+    const unless = (values) => end.tokens.map((_, p) => (moved[p] ? null : values[p] ?? null));
+    this.frames.push({ ...this.frames.at(-1), agreement: {} });
+    this.states.push({ ...last, tokens: [...end.tokens], changed: moved, weight: unless(last.weight), leaders: unless(last.leaders) });
   }
 
   get length() {

@@ -18,7 +18,7 @@ export class TrianglePanel {
       svg("circle", { cx: CENTRE[0], cy: CENTRE[1], r: 2.5, class: "centre" }),
     );
     if (!points[index] || corners.length === 0) {
-      this.words.textContent = "This model has no weights to draw.";
+      this.words.textContent = "There are no weights to draw here.";
       this.picture.setAttribute("aria-label", "No weights at this position.");
       return;
     }

@@ -25,7 +25,7 @@ export class Viewer {
         "The prediction at a position is a weighted mean of word embeddings, so its weights are its coordinates: three corners are the strongest words, the dot in the middle is all others. Choose a word above and watch its path run into a corner.",
         this.triangle.node),
       panel("heatmap", "Every position at every step",
-        "Each row is a step and each column a position; dark means that the word is decided. Choose a cell to go there.",
+        "Each row is a step and each column a position; the stronger the colour, the more the word is decided. Choose a cell to go there.",
         this.heatmap.node),
       panel("distances", "Nearest and second nearest",
         "Distances of the noisy state to the two nearest word embeddings, in units of the noise. In the noise they are alike; once the word is decided the nearest stays at about 1 and the second nearest runs away.",
