@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -156,6 +157,18 @@ def test_bodies_that_are_no_requests(client: TestClient) -> None:
     assert post(b'{"model":"tiny"}', "text/plain").status_code == 415
     assert client.get("/v1/completions").status_code == 405
     assert client.get("/nowhere").json()["error"]["type"] == "not_found_error"
+
+
+def test_fifty_broken_bodies_are_refused_and_the_server_goes_on(client: TestClient) -> None:
+    rng = random.Random(7)
+    whole = json.dumps({"model": "tiny", "seed": 1, "convergeflow": {"nfe": 4}}).encode()
+    for number in range(50):
+        cut = whole[: rng.randrange(1, len(whole) - 1)]
+        broken = [cut, rng.randbytes(40), whole + b"x", b" " * 70_000 + whole][number % 4]
+        response = client.post("/v1/completions", content=broken, headers={"content-type": "application/json"})
+        assert response.status_code in (400, 413) and "Traceback" not in response.text
+        assert response.json()["error"]["message"]
+    assert complete(client, seed=1, convergeflow={"nfe": 4}).status_code == 200
 
 
 def test_only_files_of_the_page_are_files(client: TestClient) -> None:
