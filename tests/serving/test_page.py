@@ -6,6 +6,7 @@ Needs Debian's chromium (`apt-get install chromium`); `.ci/run` installs it, and
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running("stories-small") as made:
+    with running("stories-small", "stories-weighted", "stories-direct") as made:
         yield made
         assert not any("Traceback" in line for line in made.lines)
 
@@ -146,6 +147,33 @@ def test_a_visitor_generates_scrubs_hovers_pins_and_saves(browser: Any, server: 
     alone.page.locator("#scrubber").press("End")
     assert words(alone.page)[4] == "clever"
     alone.finish()
+
+
+def test_weighted_arrives_where_direct_drifts(browser: Any, server: Running) -> None:
+    visit = opened(browser, server, SETTINGS.replace("nfe=32", "nfe=8"))
+    page = visit.page
+    page.locator("#run-compare").click()
+    happens(page, "document.querySelector('#compare output').textContent.includes('farthest')")
+    said = page.locator("#compare output").text_content()
+    weighted, direct = (float(found) for found in re.findall(r"(?:weighted|direct) ([\d.]+)", said))
+    assert weighted < 1.3 < direct
+    # The race says plainly which runners are missing.
+    assert "no model of the kind ar, mdlm" in page.locator("#race").text_content()
+    page.locator("#run-race").click()
+    happens(page, "document.querySelector('#race output').textContent.startsWith('done: 8 calls')")
+    visit.finish()
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "docs/replays").glob("*.html")), ids=lambda f: f.name
+)
+def test_the_replays_of_the_documentation_play(browser: Any, file: Path) -> None:
+    visit = Visit(browser, "nowhere")
+    visit.page.goto(file.as_uri())
+    visit.page.locator("#scrubber").press("End")
+    final = visit.page.locator("#final").text_content()
+    assert len(final) > 50 and words(visit.page)[2].strip().lower() in final.lower()
+    visit.finish()
 
 
 def test_controls_change_the_run_and_the_link_holds_them(browser: Any, server: Running) -> None:

@@ -92,6 +92,8 @@ def test_a_client_that_reads_a_byte_a_second_stalls_nobody(models: list[str]) ->
         slow.connect((host, int(port)))
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        idle = socket.create_connection((host, int(port)), timeout=20)  # and one whose body never comes
+        idle.sendall(f"{head}Content-Length: 500\r\n\r\n".encode())
         for _ in range(3):
             assert slow.recv(1)
             answer = httpx.post(
@@ -100,6 +102,8 @@ def test_a_client_that_reads_a_byte_a_second_stalls_nobody(models: list[str]) ->
             assert answer.status_code == 200
         until(lambda: any(line.get("failure") for line in server.log), 30)
         slow.close()
+        assert b" 408 " in idle.recv(200)
+        idle.close()
         assert server.stop() == 0
 
 

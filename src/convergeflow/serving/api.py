@@ -223,7 +223,11 @@ class Server:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise HTTPException(415, "the body must be JSON: send `Content-Type: application/json`")
-        body = await body_of(request, self.limits.body)
+        try:
+            async with asyncio.timeout(self.limits.stall):
+                body = await body_of(request, self.limits.body)
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time: send the request again") from None
         asked = Completion.model_validate_json(body)
         served = self.shelf[asked.model]
         return asked, await run_in_threadpool(job_of, asked, served, self.limits)

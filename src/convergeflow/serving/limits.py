@@ -29,7 +29,7 @@ class Limits:
     frames: int = 512
     """Frames kept for a client that is slow to read; older ones are dropped."""
     stall: float = 30.0
-    """Seconds that one piece of a stream may take to be read."""
+    """Seconds that one piece of a stream may take to be read, and a body to arrive."""
     grace: float = 60.0
     """Seconds to finish what runs after SIGTERM or Ctrl-C."""
 

@@ -115,7 +115,7 @@ def describe(limits: Limits, secured: bool, models: Sequence[str]) -> dict[str, 
                 "post": {
                     "operationId": "complete",
                     "requestBody": body,
-                    "responses": _responses({**_json("Answer"), **streamed}, "400 401 404 413 415 422 429 500 503"),
+                    "responses": _responses({**_json("Answer"), **streamed}, "400 401 404 408 413 415 422 429 500 503"),
                 }
             },
             "/v1/models": {"get": {"operationId": "models", "responses": _responses(_json("Models"), "401")}},
@@ -131,7 +131,7 @@ def describe(limits: Limits, secured: bool, models: Sequence[str]) -> dict[str, 
                     "operationId": "plan",
                     "summary": "What a request would cost, without making it.",
                     "requestBody": body,
-                    "responses": _responses(_json("Plan"), "400 401 404 413 415"),
+                    "responses": _responses(_json("Plan"), "400 401 404 408 413 415"),
                 }
             },
             "/healthz": {

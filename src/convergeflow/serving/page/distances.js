@@ -5,7 +5,7 @@ const WIDTH = 420, HEIGHT = 250, LEFT = 44, RIGHT = 12, ABOVE = 12, BOTTOM = 36;
 
 export class DistancesPanel {
   constructor(title = "") {
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img" });
+    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": `${title || "Distances"}: nothing to show yet.` });
     this.title = title;
     this.node = el("div", {}, this.picture,
       el("div", { class: "legend" }, el("span", { class: "key nearest" }, "nearest"), el("span", { class: "key second" }, "second nearest"), el("span", { class: "quiet" }, "bands: 1st to 99th percentile of positions")));

@@ -6,7 +6,7 @@ const SIZE = { width: 560, height: 320, left: 52, right: 16, top: 14, bottom: 42
 export class FrontierPanel {
   constructor(data) {
     this.data = data;
-    this.picture = svg("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, class: "chart", role: "img" });
+    this.picture = svg("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, class: "chart", role: "img", "aria-label": "The frontier: nothing to show yet." });
     this.words = el("p", { class: "reading" });
     this.key = el("div", { class: "legend" });
     this.node = panel("frontier", "Quality against variety",

@@ -14,7 +14,7 @@ function scaled(value, low, high) {
 
 export class HeatmapPanel {
   constructor(onpick) {
-    this.canvas = el("canvas", { class: "heatmap", role: "img", width: 10, height: 10 });
+    this.canvas = el("canvas", { class: "heatmap", role: "img", "aria-label": "The heatmap: nothing to show yet.", width: 10, height: 10 });
     this.choice = el("select", { "aria-label": "What the heatmap shows", onchange: () => this.draw() });
     for (const [name, { label }] of Object.entries(QUANTITIES)) this.choice.append(el("option", { value: name }, label));
     this.node = el("div", {}, el("label", { class: "inline" }, "Shows ", this.choice), this.canvas,

@@ -6,7 +6,7 @@ const CENTRE = [0, 1].map((axis) => (CORNERS[0][axis] + CORNERS[1][axis] + CORNE
 
 export class TrianglePanel {
   constructor() {
-    this.picture = svg("svg", { viewBox: "0 0 300 262", class: "triangle", role: "img" });
+    this.picture = svg("svg", { viewBox: "0 0 300 262", class: "triangle", role: "img", "aria-label": "The triangle: nothing to show yet." });
     this.words = el("p", { class: "reading", "aria-live": "off" });
     this.node = el("div", { class: "centred" }, this.picture, this.words);
   }
