@@ -56,7 +56,7 @@ export class HeatmapPanel {
         pen.fillRect(p * cell, step * cell, cell, cell);
       }
     });
-    pen.strokeStyle = colour("--accent");
+    pen.strokeStyle = colour("--second");
     pen.lineWidth = 2;
     pen.strokeRect(1, this.index * cell + 1, this.canvas.width - 2, cell - 2);
     pen.strokeRect(this.position * cell + 1, 1, cell - 2, this.canvas.height - 2);
