@@ -83,8 +83,8 @@ def references(calls: int) -> list[list[int]]:
 @contextmanager
 def served() -> Iterator[tuple[psutil.Process, int]]:
     """A server process on a free port."""
-    command = [sys.executable, "-m", "convergeflow", "serve", MODEL, "--port", "0", "--limit", "queue=1024"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command = "convergeflow serve stories-small --port 0 --limit queue=1024"
+    process = subprocess.Popen([sys.executable, "-m", *command.split()], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     found = next((found for line in process.stderr if (found := re.search(r"http://[^:]+:(\d+)", line))), None)
     if found is None:

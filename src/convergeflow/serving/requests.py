@@ -14,12 +14,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from convergeflow.errors import UserError
-from convergeflow.sampling.prompt import GAP, followed_by_unknown, known_text
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.serving.limits import Limits
 from convergeflow.serving.models import Served
 from convergeflow.serving.ticket import Job
 from convergeflow.systems.options import declared, settings_of
+from convergeflow.systems.prompt import GAP, followed_by_unknown, known_text
 
 LARGEST_SEED = 2**53 - 1
 """The largest whole number that every JSON reader keeps."""
