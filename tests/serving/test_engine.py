@@ -136,6 +136,15 @@ def test_a_poisoned_request_fails_alone(flow: Served, engine: Engine) -> None:
     assert not engine.flows.cohorts and not engine.flows.driver.cohorts
 
 
+def test_a_mistake_of_the_engine_hangs_nobody(flow: Served, engine: Engine, monkeypatch: Any) -> None:
+    job = Job(flow, [1], LENGTH, {"settings": SETTINGS[0]})
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.flows.driver, "step", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.submit(job).result(20)
+    assert engine.submit(job).result(60).calls == [6]
+
+
 def test_an_observer_that_fails_ends_its_own_request(flow: Served, engine: Engine, monkeypatch: Any) -> None:
     from convergeflow.serving import ticket as tickets
 

@@ -25,9 +25,12 @@ QUIET = ("quic", "background-networking", "component-update", "sync")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
 SETTINGS = "model=stories-small&preset=sharp&nfe=32&grid=closing&seed=102"
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install chromium (.ci/run does it as root)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="chromium is not installed: apt-get install chromium (.ci/run does it as root)"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ import convergeflow as cf
 from convergeflow.cli.main import main
 from served import running, until, write_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_openai_client_completes_and_streams(models: list[str]) -> None:
     alone = cf.load(models[0]).generate(2, seed=11, settings=cf.Settings(nfe=6))

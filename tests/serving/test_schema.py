@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from served import running
+
+pytestmark = pytest.mark.slow
 
 LIMITS = ("calls=24", "samples=2", "length=32", "queue=64")
 CHECKS = (

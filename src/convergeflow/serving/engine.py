@@ -140,7 +140,12 @@ class Lane(threading.Thread):
                     self.begin(ticket)
                     self.running.append(ticket)
             began = time.monotonic()
-            self.advance()
+            try:
+                self.advance()
+            except Exception as failure:  # a mistake of ours: whoever waits is told, and the thread lives on
+                for ticket in list(self.running):
+                    with self.ending(ticket):
+                        raise failure
             self.counts.busy_seconds += time.monotonic() - began
 
     def admitted(self) -> list[Ticket]:

@@ -8,6 +8,7 @@ const NUMBERS = {
   ug: ["w_ug, unconditional guidance", { min: 0, max: 10, step: "any" }],
   temperature: ["Temperature", { min: 0.05, max: 5, step: "any" }],
 };
+const weighted = (each) => each.convergeflow.flow && each.convergeflow.predictor !== "direct"; // the other has no weights to show
 const FIRST = { model: "stories-small", preset: "config-b", nfe: "128", grid: "closing", seed: "11" };
 
 export class Controls {
@@ -16,7 +17,7 @@ export class Controls {
     this.onchange = onchange;
     this.pins = new Map();
     this.fields = {
-      model: el("select", { name: "model" }, ...models.filter((each) => each.convergeflow.flow).map((each) => el("option", { value: each.id }, each.id))),
+      model: el("select", { name: "model" }, ...models.filter(weighted).map((each) => el("option", { value: each.id }, each.id))),
       preset: el("select", { name: "preset" }),
       schedule: el("select", { name: "schedule" }, ...[["", "preset's"], ["A", "A, constant"], ["B", "B, milder in noise"], ["C", "C, weak in noise"]].map(([value, text]) => el("option", { value }, text))),
       grid: el("select", { name: "grid" }, ...["", "closing", "midpoint", "log-snr", "langflow"].map((name) => el("option", { value: name }, name || "preset's"))),
@@ -62,7 +63,7 @@ export class Controls {
     // From the address; without one, a setting that shows something.
     const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
     const values = Object.keys(given).length ? given : FIRST;
-    if (this.models.some((each) => each.id === values.model && each.convergeflow.flow)) this.fields.model.value = values.model;
+    if (this.models.some((each) => each.id === values.model && weighted(each))) this.fields.model.value = values.model;
     this.offer();
     for (const [name, field] of Object.entries(this.fields)) if (name !== "model" && values[name] !== undefined) field.value = values[name];
     for (const pair of (values.pins ?? "").split(",").filter(Boolean)) {
