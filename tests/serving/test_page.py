@@ -256,3 +256,16 @@ def test_axe_finds_nothing_serious(browser: Any, server: Running, scheme: str) -
     ]
     assert serious == []
     visit.finish()
+
+
+def test_a_server_with_a_token_asks_for_it_on_the_page(browser: Any, models: list[str]) -> None:
+    with running(models[0], "--token", "open-sesame") as server:
+        visit = Visit(browser, urlparse(server.url).netloc)
+        visit.page.goto(server.url)
+        visit.page.locator("#asked input").fill("open-sesame")
+        visit.page.locator("#asked button").click()
+        ended(visit.page)
+        assert len(words(visit.page)) == 12
+        visit.errors = [error for error in visit.errors if "401" not in error]
+        visit.finish()
+        assert not any("open-sesame" in line for line in server.lines)
