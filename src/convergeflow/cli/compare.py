@@ -36,6 +36,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder; what is finished in it is kept. [default: out/compare-CORPUS]")
     ] = None,
+    precision: options.Precision = None,
     checkpoints: Annotated[
         str | None,
         typer.Option(help="Compare finished models instead of training: a YAML table, or table1 (the paper's)."),
@@ -44,7 +45,6 @@ def compare(
     part: Annotated[
         str | None, typer.Option(help="Only draw the samples of part I/N of --checkpoints, as on one of N machines.")
     ] = None,
-    precision: options.Precision = None,
     device: options.Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,
