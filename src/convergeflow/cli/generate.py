@@ -112,6 +112,7 @@ def generate(
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
     ] = True,
     precision: options.Precision = None,
+    weights: options.Weights = "ema",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -133,7 +134,7 @@ def generate(
         raise UserError(
             "several processes stream to one file: give `out`, without `trace`, `replay`, `logits` and `json`"
         )
-    loaded, name = _load(model, device, precision, with_logits=logits is not None)
+    loaded, name = _load(model, weights, device, precision, with_logits=logits is not None)
     start = None
     if noise is not None:
         start, mark = _read_noise(noise)
@@ -152,12 +153,15 @@ def generate(
         _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
 
 
-def _load(model: str, device: str, precision: str | None, *, with_logits: bool) -> tuple[LanguageModel, str]:
+def _load(
+    model: str, weights: str, device: str, precision: str | None, *, with_logits: bool
+) -> tuple[LanguageModel, str]:
     """A model, and a name that tells it from others."""
     from convergeflow import zoo
 
-    loaded = zoo.load_model(model, device=device)
-    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
+    average = weights == "ema"
+    loaded = zoo.load_model(model, average=average, device=device)
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model, average=average))}" + ("" if average else "+raw")
     if precision is None and with_logits and loaded.precision.state.itemsize == 8:
         loaded.double()  # who asks for logits compares them, and strong guidance amplifies rounding
     return loaded, f"{name}+float64" if loaded.precision.trunk.itemsize == 8 else name

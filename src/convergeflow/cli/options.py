@@ -47,6 +47,12 @@ Precision = Annotated[
     Literal["float32", "float64"] | None,
     typer.Option(callback=_compute_in, help="float32 or float64 throughout. [default: what suits the device]"),
 ]
+Weights = Annotated[
+    Literal["ema", "raw"],
+    typer.Option(
+        help="Of a training run: the moving average, or the raw weights (which the paper's script evaluates)."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
