@@ -10,11 +10,11 @@ block that has no part here, or a part without a block, is an error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "paper-scale.md"
@@ -173,14 +175,14 @@ class Rehearsal:
 
     def kill(self, process: subprocess.Popen[str], what: str) -> None:
         """SIGKILL to everything that a command started, as when a machine goes away."""
-        os.killpg(process.pid, signal.SIGKILL)
+        for each in reversed([psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
         process.wait()
         self.say(f"  killed: {what}")
 
     def kill_worker(self, process: subprocess.Popen[str], what: str) -> None:
         """SIGKILL to one process of a launch; the launcher must end the others."""
-        import psutil
-
         workers = [
             child
             for child in psutil.Process(process.pid).children(recursive=True)
