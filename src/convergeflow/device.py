@@ -119,6 +119,12 @@ def state_dtype_of(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def visible_to(rank: int) -> dict[str, str]:
+    """What the environment of process `rank` must say, so that processes share the accelerators evenly."""
+    count = torch.cuda.device_count()
+    return {} if count < 2 else {"CUDA_VISIBLE_DEVICES": str(rank % count)}
+
+
 @dataclass(frozen=True)
 class Memory:
     """Of a device, in bytes."""

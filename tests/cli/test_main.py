@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -208,3 +209,13 @@ def test_training_that_needs_too_much_memory_is_told_what_helps(
     assert err.splitlines()[-1].startswith(
         "error: too little memory: give accumulate= twice its number, then recompute"
     )
+
+
+def test_threads_wait_without_spinning_unless_the_user_says_otherwise() -> None:
+    """What the thread library says of itself in a process that began as a command."""
+    code = "import sys; from convergeflow.cli.main import main; main(['list', '--json']); import torch"
+    for given, policy in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        environment |= {"OMP_DISPLAY_ENV": "TRUE"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr

@@ -20,6 +20,7 @@ def reproduce(
         ),
     ] = "test",
     out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",
+    precision: options.Precision = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments with their cost and stop.")] = False,
     json: options.Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.device import state_dtype_of
-from convergeflow.model.fused import SHARED_SCORES_BYTES
+from convergeflow.model.fused import scores_room
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.blocks import Piece, block_after_block
 from convergeflow.sampling.cohort import Cohort, Observer
@@ -96,6 +96,6 @@ def batches(num: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num)) for start in range(0, num, size)]
 
 
-def default_batch(length: int, vocabulary: int) -> int:
-    """A micro-batch whose shared scores fit their budget."""
-    return max(1, min(64, SHARED_SCORES_BYTES // (4 * length * vocabulary) or 1, math.ceil(65536 / length)))
+def default_batch(length: int, vocabulary: int, device: torch.device, copies: int = 1) -> int:
+    """A micro-batch of which `copies` of float32 numbers over positions x tokens fit in the memory that is free."""
+    return max(1, min(64, scores_room(device) // (4 * copies * length * vocabulary), math.ceil(65536 / length)))

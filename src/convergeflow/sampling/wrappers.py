@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from convergeflow.device import trunk_autocast
 from convergeflow.errors import UserError
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Schedule
@@ -46,11 +47,13 @@ class NetworkPredictor:
     view: View = WHOLE
 
     def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
-        return self.network(x, at, condition, self.view, self.table)  # type: ignore[no-any-return]
+        with trunk_autocast(x.device):
+            return self.network(x, at, condition, self.view, self.table)  # type: ignore[no-any-return]
 
     def after(self, words: Tensor) -> NetworkPredictor:
         """The predictor of a block behind the tokens [B, P]: one network call, whatever follows."""
-        return replace(self, view=self.network.remember(self.table[words], self.table))
+        with trunk_autocast(self.table.device):
+            return replace(self, view=self.network.remember(self.table[words], self.table))
 
     def rows(self, index: Tensor) -> NetworkPredictor:
         """The same for some sequences of the batch."""

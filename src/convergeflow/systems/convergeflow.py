@@ -23,7 +23,7 @@ from convergeflow.objective.losses import Loss, Objective, flow_loss
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import Piece, fewest_calls, pieces
 from convergeflow.sampling.cohort import Observer
-from convergeflow.sampling.integration import batches, default_batch, initial_noise, integrate
+from convergeflow.sampling.integration import batches, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
 from convergeflow.systems.config import SystemConfig
@@ -207,7 +207,7 @@ class ConvergeFlowModel(LanguageModel):
         self._check_request(num, length, seeds, settings.nfe)
         if want_logits and settings.freeze is not None:
             raise UserError("the final logits need every sequence at the last grid point: drop `freeze` or `logits`")
-        width, size = self.config.width, batch or default_batch(length, self.config.vocabulary)
+        width, size = self.config.width, batch or self.batch_size(length)
         if noise is not None and noise.shape != (num, length, width):
             raise UserError(f"the starting noise must have shape {(num, length, width)}, not {tuple(noise.shape)}")
         predictor, flows = self.bind(), self.pieces(settings, length, clamp)

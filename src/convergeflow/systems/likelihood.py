@@ -91,7 +91,7 @@ def flow_bound(
     low, high = span or (gumbel.gamma_min, gumbel.gamma_max)
     proposal = Proposal.between(low, high, gumbel)
     totals: list[Tensor] = []
-    for part in batches(len(tokens), batch or default_batch(tokens.shape[1], len(table))):
+    for part in batches(len(tokens), batch or default_batch(tokens.shape[1], len(table), table.device)):
         stream = draws.select(range(len(tokens))[part])
         here = tokens[part].to(table.device)
         terms = _Terms(network, schedule.at_gamma, table, here, self_condition, block_length)

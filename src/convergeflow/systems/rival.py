@@ -22,7 +22,7 @@ from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.cohort import Observer
-from convergeflow.sampling.integration import batches, default_batch
+from convergeflow.sampling.integration import batches
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.config import SystemConfig
 from convergeflow.systems.protocol import Bound, LanguageModel, Samples, Stage
@@ -115,6 +115,7 @@ class Rival(LanguageModel):
     config_class: ClassVar[type[RivalConfig]] = RivalConfig
     choices: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The names that a control may have, for controls that are names."""
+    laws = 12  # they are float64, and steps make several of them
     takes_known: bool = True
     """Whether some tokens of a sample can be given."""
 
@@ -179,7 +180,7 @@ class Rival(LanguageModel):
         repeats = 1 if self.bound_kind == "exact" else repeats  # nothing is drawn then
         found = []
         with self.evaluating():
-            for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
+            for part in batches(len(tokens), self.batch_size(tokens.shape[1])):
                 stream = draws.select(range(len(tokens))[part])
                 here = tokens[part].to(self.device)
                 times = [(k + stream.uniform()) / repeats for k in range(repeats)]
@@ -213,7 +214,7 @@ class Rival(LanguageModel):
             if name in self.choices and controls[name] not in self.choices[name]:
                 raise unknown_name(name, controls[name], self.choices[name])
         chosen = {**self.controls, **controls}
-        size = batch or default_batch(length, self.config.vocabulary)
+        size = batch or self.batch_size(length)
         known = None if clamp is None else clamp.resolved(num, length, self.config.vocabulary, self.device)
         if known is not None and bool(known.known.any()) and not self.takes_known:
             raise UserError(f"{self.method} has no infilling; generate without a prompt or gaps")
