@@ -284,9 +284,11 @@ def _reproduce(path: Rehearsal) -> None:
     out = path.folder / "reproduction"
     grids, objectives = (r"reproduce all", "reproduce grids"), (r"reproduce all", "reproduce objectives")
     launch = path.start("reproduce", grids)
-    path.wait_for(lambda: len(list(out.glob("samples/*.npz"))) >= 4, launch, what="four parts of points")
+    path.wait_for(lambda: len(list(out.glob("samples/*.json"))) >= 4, launch, what="four parts of points")
     path.kill(launch, f"the launch after {len(list(out.glob('samples/*.npz')))} parts")
-    before = {part.name: part.stat().st_mtime_ns for part in out.glob("samples/*.npz")}
+    # A part is whole when the facts about it, which are written last, are there too.
+    whole = [part for part in out.glob("samples/*.npz") if part.with_suffix(".json").is_file()]
+    before = {part.name: part.stat().st_mtime_ns for part in whole}
     path.run("reproduce", grids)
     after = {part.name: part.stat().st_mtime_ns for part in out.glob("samples/*.npz")}
     path.check(all(after[name] == at for name, at in before.items()), "no part was made twice")
