@@ -216,12 +216,15 @@ class RunConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share the work; one process ignores it."""
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
+    """Compile the trunk; `auto` does it on CUDA, where it pays."""
     recompute: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations: less memory, more time."""
     checkpoint_every: PositiveInt = 500
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are removed after a newer one is safely written."""
+    keep_every: NonNegativeInt = 0
+    """Checkpoints of every so many steps are kept for good, beside the newest; 0 means none."""
     log_every: PositiveInt = 1
     evaluate_every: NonNegativeInt = 250
     """Steps between evaluations on held-out sequences; 0 means only at the end."""
@@ -235,6 +238,11 @@ class RunConfig(Section):
     def _parts_fit(self) -> RunConfig:
         if self.batch % self.accumulate:
             raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"keep_every {self.keep_every} is not a multiple of checkpoint_every {self.checkpoint_every}: no "
+                "checkpoint would be there to keep"
+            )
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError(f"stage names must differ, got {', '.join(names)}")

@@ -29,7 +29,7 @@ MODEL_FOLDER = checkpoint.MODEL_FOLDER
 
 # What may change when a run goes on: nothing that the steps already made depended on.
 HOW_IT_RUNS = ("device", "compile", "recompute", "parallel", "accumulate")
-WHAT_IT_WRITES = ("checkpoint_every", "keep", "log_every", "tensorboard")
+WHAT_IT_WRITES = ("checkpoint_every", "keep", "keep_every", "log_every", "tensorboard")
 HOW_IT_IS_WATCHED = ("evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe")
 FREE_ON_RESUME = (*HOW_IT_RUNS, *WHAT_IT_WRITES, *HOW_IT_IS_WATCHED)
 

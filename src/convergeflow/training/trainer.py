@@ -69,6 +69,11 @@ class Setup:
     def sharded(self) -> bool:
         return self.config.parallel == "fsdp" and self.world > 1
 
+    @property
+    def compiled(self) -> bool:
+        chosen = self.config.compile
+        return self.accelerator.device.type == "cuda" if chosen == "auto" else chosen
+
 
 @dataclass(frozen=True)
 class TrainingEnd:
@@ -260,7 +265,7 @@ class Trainer:
         else:
             self.accelerator.free_memory()
             self.doorway = self.accelerator.prepare_model(doorway)
-        if self.config.compile:
+        if self.setup.compiled:
             # The trunk alone: what surrounds it draws from per-row generators, which a graph cannot hold.
             trunks = [module for name, module in self.model.named_modules() if name.endswith("backbone")]
             (trunks or [self.model])[0].compile()
@@ -307,7 +312,7 @@ class Trainer:
                 checkpoint.write_json(folder / "trainer.json", state)
                 checkpoint.write_json(folder / "run.json", self.config.to_dict())
 
-            checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep)
+            checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep, keep_every=self.config.keep_every)
         self.accelerator.wait_for_everyone()
 
     def _write_model(self, folder: Path, model: LanguageModel, weights: dict[str, Tensor]) -> None:
@@ -342,7 +347,8 @@ class Trainer:
             raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
         if state["world"] != self.setup.world:
             self.setup.reporter.warn(
-                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last bits"
+                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last bits; "
+                f"for the same bits go on with {state['world']}"
             )
         sharding.load_state(self.model, read_tensors(folder / "model.safetensors"))
         sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
