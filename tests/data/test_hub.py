@@ -46,6 +46,7 @@ def standin(tmp_path: Path) -> Path:
 def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[str]]:
     """The hub's two answers, from a dict of revision -> files; files are tables of twenty articles."""
     trees: dict[str, list[str]] = {}
+    known = set(COMMITS.values())
 
     class Api:
         def dataset_info(self, name: str, *, revision: str, files_metadata: bool) -> Any:
@@ -58,7 +59,7 @@ def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[st
             return types.SimpleNamespace(sha=COMMITS[revision], siblings=files)
 
     def download(name: str, file: str, *, repo_type: str, revision: str) -> str:
-        assert repo_type == "dataset" and revision in COMMITS.values()
+        assert repo_type == "dataset" and revision in known
         place = tmp_path / "downloads" / revision / file
         if not place.exists():
             number = sum(map(ord, file)) % 1000

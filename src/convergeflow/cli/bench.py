@@ -18,6 +18,7 @@ import typer
 from convergeflow.cli.console import note, print_json, print_table
 from convergeflow.cli.options import Json
 from convergeflow.errors import UserError
+from convergeflow.files import write_json
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -92,6 +93,27 @@ def startup(
     from convergeflow.benchmarks import startup as contest
 
     _deliver("startup", "seconds", contest.run(repeats), None, as_json)
+
+
+@app.command()
+def prepare(
+    megabytes: int = typer.Option(64, min=1, help="Text to encode."),
+    workers: int | None = typer.Option(None, min=1, help="Processes that encode; one per core by default."),
+    out: Path | None = typer.Option(None, help="Folder for a record: prepare-gpt2.json."),
+    as_json: Json = False,
+) -> None:
+    """Time `prepare` from a table of text to a corpus in GPT-2's tokens, on one core and on all.
+
+    Example:
+      convergeflow bench prepare --megabytes 64 --json
+    """
+    from convergeflow.benchmarks import prepare as contest
+
+    record = contest.run(megabytes, workers)
+    if out is not None:
+        write_json(out / "prepare-gpt2.json", {"what": "prepare", "name": "gpt2", **record})
+        note(f"wrote {out / 'prepare-gpt2.json'}")
+    _deliver("prepare", "gpt2", record, None, as_json)
 
 
 def _prepare(threads: int | None) -> None:

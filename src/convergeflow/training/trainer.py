@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from convergeflow.data import stream
@@ -64,6 +65,11 @@ class Setup:
     @property
     def rank(self) -> int:
         return int(self.accelerator.process_index)
+
+    @property
+    def text(self) -> NDArray[Any]:
+        """What rows are read from, [sequences, length]: the sequences of the corpus, or every window of its tokens."""
+        return self.corpus.windows if self.config.corpus.windows == "random" else self.corpus.train
 
     @property
     def sharded(self) -> bool:
@@ -205,7 +211,7 @@ class Trainer:
         config, device = self.config, self.accelerator.device
         index, local = config.stage_at(step)
         lr = self.optimizer.set_rate(config.stages[index].rate(local))
-        blocks = stream.rows(config.seed, step, config.batch, len(self.corpus.train))
+        blocks = stream.rows(config.seed, step, config.batch, len(self.setup.text))
         times = training_times(config.batch, seed=derive_seed(config.seed, "times", step))
         torch.manual_seed(derive_seed(config.seed, "dropout", step, self.setup.rank))
         self.doorway.train()
@@ -214,7 +220,7 @@ class Trainer:
         for part in range(config.accumulate):
             first = (part * self.setup.world + self.setup.rank) * size
             rows = range(first, first + size)
-            tokens = watch.read_tokens(self.corpus.train, blocks[rows.start : rows.stop], device)
+            tokens = watch.read_tokens(self.setup.text, blocks[rows.start : rows.stop], device)
             draws = RowDraws([derive_seed(config.seed, "noise", step, row) for row in rows])
             slice_times = times[rows.start : rows.stop].to(device, state_dtype_of(device))
             with self._exchange(part == config.accumulate - 1):
@@ -347,8 +353,8 @@ class Trainer:
             raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
         if state["world"] != self.setup.world:
             self.setup.reporter.warn(
-                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last bits; "
-                f"for the same bits go on with {state['world']}"
+                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last "
+                f"bits; for the same bits go on with {state['world']}"
             )
         sharding.load_state(self.model, read_tensors(folder / "model.safetensors"))
         sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
