@@ -28,6 +28,7 @@ from convergeflow.errors import UserError
 TARGET = 4.0
 """MB/s that two free cores should reach."""
 NUM_WORDS = 100_000
+TOKENIZER = "gpt2"
 
 
 def run(megabytes: int = 64, workers: int | None = None) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def run(megabytes: int = 64, workers: int | None = None) -> dict[str, Any]:
         for number in sorted({1, cores}):
             began, spent = time.perf_counter(), _processor_seconds()
             corpus = prepare(
-                f"hf:{source}", Path(scratch) / f"out-{number}", tokenizer="gpt2", length=1024, workers=number
+                f"hf:{source}", Path(scratch) / f"out-{number}", tokenizer=TOKENIZER, length=1024, workers=number
             )
             seconds, spent = time.perf_counter() - began, _processor_seconds() - spent
             cases[number] = {

@@ -24,7 +24,7 @@ from convergeflow.data.stories import BOYS, GIRLS, stories_law
 from convergeflow.errors import UserError, unknown_name
 
 KINDS = ("word", "bpe", "byte", "gpt2")
-LEARNED = ("word", "bpe")
+LEARNED = tuple(kind for kind in KINDS if kind not in ("byte", "gpt2"))
 """Those that are learned from text, with as many tokens as one likes."""
 UNKNOWN = "<unknown>"
 GPT2_END = "<|endoftext|>"
