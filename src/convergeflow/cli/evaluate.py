@@ -47,6 +47,8 @@ def evaluate(
         Path | None, typer.Option(help="Keep the samples in this JSONL file; a stopped run goes on from it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the record (JSON) here.")] = None,
+    precision: options.Precision = None,
+    weights: options.Weights = "ema",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -72,13 +74,13 @@ def evaluate(
     options.check_folders(out, keep)
     loaded: LanguageModel | None = None
     if samples is not None:
-        _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)
+        _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound, weights=weights)
         drawn = room.read_drawn(samples, num, model)
     else:
         name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
-        loaded = zoo.load_model(name, device=device)
+        loaded = zoo.load_model(name, average=weights == "ema", device=device)
         settings = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
-        about = room.origin(name, loaded)
+        about = room.origin(name, loaded, average=weights == "ema")
         with progress("sampling", len(seeds)) as bar:
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
@@ -121,10 +123,13 @@ def _indexed(reference: Reference) -> Reference:
     return reference
 
 
-def _refuse_unused(sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int) -> None:
+def _refuse_unused(
+    sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int, weights: str
+) -> None:
     """Samples from a file are made already: options that make samples would have no effect."""
     if bound:
         raise UserError("--bound needs the model itself: name it instead of --samples")
     unused = sorted(sampling.given()) + (["set"] if knobs else []) + (["keep"] if keep else [])
+    unused += ["weights"] if weights != "ema" else []
     if unused:
         raise UserError(f"--{unused[0].replace('_', '-')} has no effect on samples from a file; drop it")

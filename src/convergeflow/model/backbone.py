@@ -62,13 +62,17 @@ class NoiseLevelEmbedding(nn.Module):
         self.expand = nn.Linear(2 * self.FREQUENCIES, condition_width)
         self.project = nn.Linear(condition_width, condition_width)
 
-    def forward(self, gamma: Tensor) -> Tensor:
+    def embed(self, gamma: Tensor) -> Tensor:
+        """Without the last SiLU."""
         dtype = self.expand.weight.dtype
         gamma = gamma.to(device=self.expand.weight.device, dtype=dtype).clamp(-GAMMA_LIMIT, GAMMA_LIMIT)
         index = torch.arange(self.FREQUENCIES, device=gamma.device, dtype=dtype)
         angle = gamma[..., None] * torch.exp(index * (-math.log(10_000.0) / self.FREQUENCIES))
         features = torch.cat([angle.cos(), angle.sin()], dim=-1)
-        return functional.silu(self.project(functional.silu(self.expand(features))))
+        return self.project(functional.silu(self.expand(features)))
+
+    def forward(self, gamma: Tensor) -> Tensor:
+        return functional.silu(self.embed(gamma))
 
 
 @lru_cache(maxsize=16)
@@ -88,7 +92,9 @@ def rotate(x_BHLK: Tensor, start: int = 0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Full attention, no biases."""
+    """Full attention, no biases; `mix` can be replaced by another way to weigh the values."""
+
+    mix = staticmethod(functional.scaled_dot_product_attention)
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -106,7 +112,7 @@ class Attention(nn.Module):
         if past is not None:
             k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
         view.note(f"layer {layer}", k, v)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = self.mix(q, k, v, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).reshape(B, L, D))
 
 

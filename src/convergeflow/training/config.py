@@ -163,6 +163,7 @@ class StageConfig(Section):
     """Share of the rate that is left at the end of `cosine` and `linear`."""
     learn_table: bool = False
     learn_schedule: bool = False
+    """Move the noise schedule: by its own fit under ce; under mse by the loss itself, as the published code does."""
     self_condition: Share = 0.25
     """Probability per example of a condition from a first pass."""
     position_noise: Share = 0.0

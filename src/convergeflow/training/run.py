@@ -9,9 +9,11 @@ OUT/model/                  at the end: the averaged model, ready for `generate`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 
 from convergeflow import files
 from convergeflow.device import choose_device
@@ -25,6 +27,8 @@ from convergeflow.training.trainer import Reporter as Reporter
 from convergeflow.training.trainer import Trainer, TrainingEnd
 
 RUN_FILE = "run.json"
+TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others: for the slowest disk that a checkpoint is written to, not for ever."""
 MODEL_FOLDER = checkpoint.MODEL_FOLDER
 
 # What may change when a run goes on: nothing that the steps already made depended on.
@@ -69,6 +73,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         cpu=placement.device.type == "cpu",
         mixed_precision="bf16" if bf16 else "no",
         gradient_accumulation_steps=config.accumulate,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
     )
 
 

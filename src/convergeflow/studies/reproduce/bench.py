@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, rescaled
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
+from convergeflow.results.claims import Busy
 from convergeflow.results.draw import draw
 from convergeflow.results.store import Arrays, Store
 from convergeflow.sampling.plan import PAPER_SCHEDULE
@@ -111,34 +112,52 @@ class Bench:
             ids, facts = self.samples(kept, settings, num)
             return {**self.score(ids[rule]), **facts}
 
+        if not self.store.has("samples", key):
+            self.samples(kept, settings, num)  # not within the point, so that all processes share the parts
+
         record = self.store.point("samples", key, compute, label=label if rule == "weight" else f"{label}, {rule}")
         return {**record, "label": label}
 
     def samples(self, kept: Kept, settings: Settings, num: int) -> tuple[Arrays, dict[str, Any]]:
-        """Ids under every token rule, [num, length] each; kept, so that a second rule costs nothing."""
+        """Ids under every token rule, [num, length] each; kept, so that a second rule costs nothing.
+
+        A large number is made and kept in parts, which several processes share; `Busy` if others still work on some.
+        """
         settings = replace(settings, decode="weight")
+        key = {"settings": settings.describe(), "model": kept.weights, "length": self.scale.length}
+        seeds, size = seeds_of(num), self.scale.part
+        if num <= size:
+            return self.store.arrays({**key, "n": num}, partial(self._draw, kept, settings, seeds))
+        made, busy = [], None
+        for first in range(0, num, size):
+            here = seeds[first : first + size]
+            try:
+                draw_part = partial(self._draw, kept, settings, here)
+                made.append(self.store.arrays({**key, "rows": [first, first + len(here)]}, draw_part))
+            except Busy as elsewhere:
+                busy = elsewhere
+        if busy is not None:
+            raise busy
+        ids = {rule: np.concatenate([arrays[rule] for arrays, _ in made]) for rule in made[0][0]}
+        return ids, {**made[0][1], "nfe_counted": max(facts["nfe_counted"] for _, facts in made)}
 
-        def compute() -> tuple[Arrays, dict[str, Any]]:
-            about = {"name": kept.name, "weights": kept.weights}
-            drawn = draw(
-                self.load(kept), {"settings": settings}, about=about, seeds=seeds_of(num), length=self.scale.length
-            )
-            ids = {
-                name.removeprefix("ids_"): value.astype(np.int32)
-                for name, value in drawn.extras.items()
-                if name.startswith("ids_")
-            }
-            plan = drawn.settings["plan"]
-            return ids, {
-                "nfe_counted": max(drawn.calls),
-                "steps": plan["num_steps"],
-                "refinements": plan["refinements"],
-                "last_scg": plan["effective_scg"][-1],
-                "last_ug": plan["effective_ug"][-1],
-            }
-
-        key = {"settings": settings.describe(), "model": kept.weights, "n": num, "length": self.scale.length}
-        return self.store.arrays(key, compute)
+    def _draw(self, kept: Kept, settings: Settings, seeds: list[int]) -> tuple[Arrays, dict[str, Any]]:
+        """Samples of some seeds under every token rule, and facts about their plan."""
+        about = {"name": kept.name, "weights": kept.weights}
+        drawn = draw(self.load(kept), {"settings": settings}, about=about, seeds=seeds, length=self.scale.length)
+        ids = {
+            name.removeprefix("ids_"): value.astype(np.int32)
+            for name, value in drawn.extras.items()
+            if name.startswith("ids_")
+        }
+        plan = drawn.settings["plan"]
+        return ids, {
+            "nfe_counted": max(drawn.calls),
+            "steps": plan["num_steps"],
+            "refinements": plan["refinements"],
+            "last_scg": plan["effective_scg"][-1],
+            "last_ug": plan["effective_ug"][-1],
+        }
 
     def read(self, ids: np.ndarray[Any, Any]) -> Reading:
         """What the scorer says of texts under the protocol of the scale."""

@@ -23,21 +23,33 @@ SWITCHED = {"mse": "ce", "ce": "mse"}
 
 
 def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    store, scale, start = bench.store, bench.scale, bench.start
+    scale, start, runs = bench.scale, bench.start, train(bench)
     records = [_table(bench, start, 0), _sampled(bench, start, "start", 0)]
     half = scale.checkpoints // 2
     part = scale.continued_steps // scale.checkpoints
+    learned_table = runs.pop("table")
+    for name, run in runs.items():
+        first = 1 if name in SWITCHED else half + 1
+        records += [_sampled(bench, kept, name, number * part) for number, kept in enumerate(run, start=first)]
+    for number, kept in enumerate(learned_table, start=1):
+        records.append(_table(bench, kept, number * scale.collapse_steps // 4))
+    return records, {"half": half * part, "real": bench.real_text()["values"]}
+
+
+def train(bench: Bench) -> dict[str, list[Kept]]:
+    """All models of the experiment by run: both objectives, each with the other one from half way on, the table."""
+    store, scale, start = bench.store, bench.scale, bench.start
+    half = scale.checkpoints // 2
+    part = scale.continued_steps // scale.checkpoints
+    runs = {}
     for objective, other in SWITCHED.items():
         run = models.continued(
             store, scale, f"continued-{objective}", start, objective, scale.continued_steps, scale.checkpoints
         )
-        records += [_sampled(bench, kept, objective, number * part) for number, kept in enumerate(run, start=1)]
         name = f"{objective}-then-{other}"
-        switched = models.continued(store, scale, name, run[half - 1], other, half * part, half)
-        records += [_sampled(bench, kept, name, number * part) for number, kept in enumerate(switched, start=half + 1)]
-    for number, kept in enumerate(models.learned_table_model(store, scale, start), start=1):
-        records.append(_table(bench, kept, number * scale.collapse_steps // 4))
-    return records, {"half": half * part, "real": bench.real_text()["values"]}
+        runs[objective] = run
+        runs[name] = models.continued(store, scale, name, run[half - 1], other, half * part, half)
+    return {**runs, "table": models.learned_table_model(store, scale, start)}
 
 
 def _sampled(bench: Bench, kept: Kept, run: str, step: int) -> Record:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from convergeflow.errors import unknown_name
+from convergeflow.errors import UserError, unknown_name
 
 SCALES = ("test", "embedded", "paper")
 
@@ -28,6 +29,8 @@ class ExperimentScale:
     """Tokens of a sample."""
     num_samples: int
     """Samples per point."""
+    part: int
+    """Samples that are kept together: the share of a point that one process makes, and that a kill can cost."""
     size: str
     """The network of every model that is trained here (`config.SIZES`)."""
     model: str | None
@@ -72,10 +75,27 @@ def read_data(name: str) -> dict[str, Any]:
 
 @cache
 def scale_by_name(name: str) -> ExperimentScale:
+    """A scale, or a user's YAML file with `like: SCALE` and the sizes that differ from it."""
     sizes = read_data("scales.yaml")
+    changes: dict[str, Any] = {}
+    if name.endswith((".yaml", ".yml")):
+        name, changes = _changed(Path(name))
     if name not in sizes:
         raise unknown_name("scale", name, sizes)
+    for key in changes.keys() - sizes[name].keys():
+        raise unknown_name("size", key, sizes[name])
     chosen: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in sizes[name].items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in {**sizes[name], **changes}.items()
     }
     return ExperimentScale(name=name, **chosen)
+
+
+def _changed(path: Path) -> tuple[str, dict[str, Any]]:
+    """What a user's file of sizes is like, and the sizes that it changes."""
+    import yaml
+
+    try:
+        changes = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return str(changes.pop("like")), changes
+    except (OSError, yaml.YAMLError, AttributeError, KeyError):
+        raise UserError(f"{path} is not a file of sizes: it needs `like: paper` and the sizes that differ") from None
