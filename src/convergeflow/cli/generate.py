@@ -104,6 +104,9 @@ def generate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Write the run as one HTML file that plays from disk, as in out.html.")
+    ] = None,
     logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
@@ -121,13 +124,16 @@ def generate(
       convergeflow generate
       convergeflow generate --num 8 --nfe 128 --refine 4 --scg 2
       convergeflow generate --preset headline --trace out/trace
+      convergeflow generate --num 2 --nfe 128 --grid closing --replay out.html
       convergeflow generate --prompt "Once there was a"
     """
-    options.check_folders(out, logits)
+    options.check_folders(out, logits, replay)
     rank, world, wait = _processes()
-    streams = out is not None and trace is None and logits is None and not json
+    streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
-        raise UserError("several processes stream to one file: give `out`, without `trace`, `logits` and `json`")
+        raise UserError(
+            "several processes stream to one file: give `out`, without `trace`, `replay`, `logits` and `json`"
+        )
     loaded, name = _load(model, weights, device, precision, with_logits=logits is not None)
     start = None
     if noise is not None:
@@ -144,7 +150,7 @@ def generate(
     if out is not None and streams:
         _stream(job, out, rank, world, wait)
     else:
-        _show(job, out, trace, logits, live=live and not json, as_json=json)
+        _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
 
 
 def _load(
@@ -191,12 +197,21 @@ def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
         note(f"{out}: {len(job.seeds)} samples ({made} made by this process, {seconds:.1f} s)")
 
 
-def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, *, live: bool, as_json: bool) -> None:
+def _show(
+    job: _Job,
+    out: Path | None,
+    trace: Path | None,
+    replay: Path | None,
+    logits: Path | None,
+    *,
+    live: bool,
+    as_json: bool,
+) -> None:
     """On the screen, with what else was asked for."""
     from convergeflow.results import sample_file
     from convergeflow.results.trace import Trace
 
-    recorder = None if trace is None else Trace()
+    recorder = None if trace is None and replay is None else Trace()
     began = time.perf_counter()
     with ExitStack() as stack:
         more = _observed(job, recorder, stack, live)
@@ -204,6 +219,8 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
     seconds = time.perf_counter() - began
     if recorder is not None and trace is not None:
         note(f"trace: {recorder.save(trace)}")
+    if recorder is not None and replay is not None:
+        _write_replay(job, recorder, samples, replay)
     if logits is not None:
         import numpy as np
 
@@ -227,6 +244,18 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
     if agreements:
         closing += "; token rules agree: " + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
     note(closing)
+
+
+def _write_replay(job: _Job, recorder: Trace, samples: Samples, path: Path) -> None:
+    from convergeflow.results.frames import recording
+    from convergeflow.serving.replay import replay
+
+    clamp = job.arguments.get("clamp")
+    known = [] if clamp is None else clamp.known.nonzero().flatten().tolist()
+    about = job.in_words(job.name.split("@")[0])
+    made = recording(recorder.frames, samples, job.loaded.tokenizer, known, model=job.name, about=about)
+    path.write_text(replay(made, job.name.split("@")[0]), encoding="utf-8")
+    note(f"replay: {path} ({path.stat().st_size / 1024:.0f} KB), open it in a browser")
 
 
 def _observed(job: _Job, recorder: Trace | None, stack: ExitStack, live: bool) -> dict[str, Any]:

@@ -33,6 +33,7 @@ COMMANDS = (
     "compare",
     "blind",
     "reproduce",
+    "serve",
     "inspect",
     "bench",
     "import",
