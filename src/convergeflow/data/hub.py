@@ -79,8 +79,9 @@ class Hub:
         self._facts = facts
 
     def size(self) -> int | None:
-        files = self._facts.get("files")
-        return sum(file["bytes"] for file in files) if files else None
+        if self._facts:
+            return sum(file["bytes"] for file in self._facts["files"])
+        return sum(size for _, size in self._listed()) if self._local else None
 
     def documents(self, start: Place = START) -> Iterator[Document]:
         names = [file["name"] for file in self._facts["files"]]
@@ -161,26 +162,30 @@ def choose(files: dict[str, int], config: str | None, split: str, said: str) -> 
         script = next((file for file in sorted(files) if file.endswith(".py")), None)
         what = f"is a loading script ({script}), which is never run" if script else "has no parquet files"
         raise UserError(f"{said} {what}: take the hub's parquet conversion of the dataset, hf:NAME@{CONVERSION}")
-    configs = sorted({file.split("/")[0] for file in tables if "/" in file})
     if config is not None:
+        configs = sorted({file.split("/")[0] for file in tables if "/" in file})
         if config not in configs:
             raise UserError(f"{said} has no configuration {config!r} (it has {', '.join(configs) or 'none'})")
         tables = {file: size for file, size in tables.items() if file.startswith(f"{config}/")}
-    chosen = {file: size for file, size in tables.items() if _split_of(file) == split}
-    if not chosen:
-        splits = sorted({_split_of(file) for file in tables})
-        if f"partial-{split}" in splits:
-            raise UserError(
-                f"{said} holds only a part of the split {split!r}: name a revision that has all of it, or take the "
-                f"part with `dataset_split` partial-{split}"
-            )
+    splits = sorted({_split_of(file) for file in tables})
+    if split not in splits and f"partial-{split}" in splits:
+        raise UserError(
+            f"{said} holds only a part of the split {split!r}: name a revision that has all of it, or take the "
+            f"part with `dataset_split` partial-{split}"
+        )
+    if split not in splits:
         raise UserError(f"{said} has no split {split!r} (it has {', '.join(splits)}): choose one with `dataset_split`")
+    return _whole({file: size for file, size in tables.items() if _split_of(file) == split}, said)
+
+
+def _whole(chosen: dict[str, int], said: str) -> dict[str, int]:
+    """The files of a split, if they are all of it and of it alone."""
     folders = sorted({file.rpartition("/")[0].split("/")[0] for file in chosen})
     if len(folders) > 1:
         raise UserError(f"{said} has several configurations: choose one with `dataset_config` ({', '.join(folders)})")
     last = re.search(r"-of-(\d+)\.parquet$", next(iter(chosen)))
     if last is not None and int(last[1]) != len(chosen):
-        raise UserError(f"{said} has {len(chosen)} of the {int(last[1])} files of the split {split!r}; load the others")
+        raise UserError(f"{said} has {len(chosen)} of the {int(last[1])} files of the split; load the others")
     return chosen
 
 

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from filelock import FileLock
@@ -72,12 +72,15 @@ def prepare(
     `workers` processes encode, one per core if not given; they change nothing but the time. Without `large` a corpus
     that takes long to prepare is refused unless it is there.
     """
-    counts = {"length": length, "blocks": blocks, "heldout_blocks": heldout_blocks}
-    for name, value in (counts | {"vocabulary": vocabulary, "documents": documents, "workers": workers}).items():
-        if value is not None and value < 1:
-            raise UserError(f"`{name}` must be at least 1, not {value}")
-    if not 0 < heldout_share < 1:
-        raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
+    _check_numbers(
+        heldout_share,
+        length=length,
+        blocks=blocks,
+        heldout_blocks=heldout_blocks,
+        vocabulary=vocabulary,
+        documents=documents,
+        workers=workers,
+    )
     names = [source] if isinstance(source, (str, Path)) else list(source)
     if not names:
         raise UserError("name a corpus or a file to prepare")
@@ -85,36 +88,58 @@ def prepare(
         return _open_as_asked(Path(names[0]), tokenizer, vocabulary, length)
     if tokenizer is not None and tokenizer not in KINDS and not (Path(tokenizer) / "tokenizer.json").is_file():
         raise unknown_name("tokenizer", tokenizer, KINDS)
-    report = progress or (lambda stage, done, total: None)
-    content: _Stories | _Texts | Flat
+    content: _Content
     if names == ["stories"]:
-        words = len(stories_law().vocabulary)
-        if tokenizer not in (None, "word") or vocabulary not in (None, words):
-            raise UserError(f"the stories are made of words: leave `tokenizer` and `vocabulary` out (it has {words})")
         content = _Stories(seed, blocks, heldout_blocks)
+        content.check(tokenizer, vocabulary)
     elif flat := find_flat([Path(name) for name in names]):
         content = Flat(*flat, tokenizer or "gpt2", heldout_share)
     else:
         texts = _texts(names, text_field, heldout_share, dataset_config, dataset_split, documents)
         content = _Texts(texts, tokenizer or "bpe", vocabulary, workers)
     folder, key = _folder_and_key(content, length, out)
-    if not large and not is_done(folder, key) and _is_large(content):
-        options = {"tokenizer": tokenizer, "vocabulary": vocabulary, "length": length, "out": out}
-        given = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
-        command = " ".join(["convergeflow prepare", *(shlex.quote(str(name)) for name in names), *given])
-        raise UserError(f"the corpus is not prepared, and that takes longer than processes wait: first run {command}")
-    corpus = _prepared(content, length, folder, key, overwrite, report)
+    if not large and not is_done(folder, key):
+        _refuse_if_large(content, names, tokenizer=tokenizer, vocabulary=vocabulary, length=length, out=out)
+    corpus = _prepared(content, length, folder, key, overwrite, progress or (lambda stage, done, total: None))
     if vocabulary not in (None, corpus.vocabulary) and tokenizer is not None and tokenizer not in LEARNED:
         raise UserError(f"the {tokenizer} tokenizer has {corpus.vocabulary} tokens, not {vocabulary}; leave it out")
     return corpus
 
 
-def _is_large(content: _Stories | _Texts | Flat) -> bool:
+class _Content(Protocol):
+    """What a corpus is made of."""
+
+    @property
+    def name(self) -> str: ...
+
+    def key(self) -> dict[str, Any]:
+        """What decides the tokens."""
+
+    def size(self) -> int | None:
+        """Bytes of text to encode; None where that is not known."""
+
+    def write(self, work: Work, report: Progress) -> None:
+        """Make the corpus, from where an earlier run was stopped."""
+
+
+def _check_numbers(heldout_share: float, **counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(f"`{name}` must be at least 1, not {value}")
+    if not 0 < heldout_share < 1:
+        raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
+
+
+def _refuse_if_large(content: _Content, names: Sequence[str | Path], **options: Any) -> None:
+    """Refuse what takes long to prepare, with the command that prepares it."""
     size = content.size()
-    return size is None or size > LARGE
+    if size is None or size > LARGE:
+        given = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+        command = " ".join(["convergeflow prepare", *(shlex.quote(str(name)) for name in names), *given])
+        raise UserError(f"the corpus is not prepared, and that takes longer than processes wait: first run {command}")
 
 
-def _folder_and_key(content: _Stories | _Texts | Flat, length: int, out: str | Path | None) -> tuple[Path, str]:
+def _folder_and_key(content: _Content, length: int, out: str | Path | None) -> tuple[Path, str]:
     """Where the corpus with this content is or will be, and the name of everything that decides it."""
     settings = {"format": FORMAT, "length": length, **content.key()}
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -124,9 +149,7 @@ def _folder_and_key(content: _Stories | _Texts | Flat, length: int, out: str | P
     return cache_folder() / "corpora" / f"{tidy}-{length}-{key[:12]}", key
 
 
-def _prepared(
-    content: _Stories | _Texts | Flat, length: int, folder: Path, key: str, overwrite: bool, report: Progress
-) -> Corpus:
+def _prepared(content: _Content, length: int, folder: Path, key: str, overwrite: bool, report: Progress) -> Corpus:
     """The corpus with this content, made unless it is there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
@@ -195,6 +218,13 @@ class _Stories:
     num_train: int
     num_heldout: int
     name = "stories"
+
+    @staticmethod
+    def check(tokenizer: str | None, vocabulary: int | None) -> None:
+        """Their words are given: another tokenizer is refused."""
+        words = len(stories_law().vocabulary)
+        if tokenizer not in (None, "word") or vocabulary not in (None, words):
+            raise UserError(f"the stories are made of words: leave `tokenizer` and `vocabulary` out (it has {words})")
 
     def key(self) -> dict[str, Any]:
         """What decides the tokens."""
