@@ -155,6 +155,11 @@ def memory_of(device: torch.device) -> Memory:
     return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
+def compiles(device: torch.device) -> bool:
+    """Whether compiling the trunk pays there."""
+    return device.type == "cuda"
+
+
 TRITON_BACKEND = "cuda"
 
 
