@@ -67,21 +67,16 @@ class Kept:
 
 
 def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its recipe says, others are prepared."""
+    """The corpus of a scale; stories are written on the spot, others are those that their recipes train on."""
     if scale.corpus == "stories":
         out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
-    if scale.corpus == "sotu":
-        return open_corpus(resolve("sotu"))
     folder = store.folder / "corpora" / scale.corpus
-    if not (folder / "manifest.json").is_file():
-        raise UserError(
-            f"scale {scale.name} needs the corpus {scale.corpus}: prepare hf:Skylion007/openwebtext with `tokenizer` "
-            f"gpt2, `length` {scale.length} and `out` {folder}"
-        )
-    return Corpus.open(folder)
+    if (folder / "manifest.json").is_file():
+        return Corpus.open(folder)  # put there by hand
+    return open_corpus(resolve(scale.corpus), large=False)
 
 
 def found(store: Store, name: str) -> Kept:
