@@ -171,6 +171,9 @@ def _fresh(
 ) -> ConvergeFlowModel:
     """A model with random weights, and with the token table of another one if that is given."""
     corpus = corpus_for(store, scale)
+    other = None if table is None else table.load()
+    if other is not None:  # whose table fits a network of its own size
+        changes = {**{name: getattr(other.config, name) for name in ("width", "depth", "heads")}, **changes}
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
         scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
@@ -178,9 +181,9 @@ def _fresh(
     model = kind(config)
     total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
     model.set_unigram(torch.from_numpy(corpus.unigram * total))
-    if table is not None:
+    if other is not None:
         with torch.no_grad():
-            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+            model.network.embedding.weight.copy_(other.network.embedding.weight)
     return model
 
 
