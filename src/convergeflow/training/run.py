@@ -99,7 +99,8 @@ def train(
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
     with accelerator.main_process_first():
-        corpus = open_corpus(config, None if quiet else reporter.prepare)
+        # The other processes wait here, and the process group gives up after minutes.
+        corpus = open_corpus(config, None if quiet else reporter.prepare, large=accelerator.num_processes == 1)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
     model = build_model(config, corpus.vocabulary)

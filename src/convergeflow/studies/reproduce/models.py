@@ -67,21 +67,16 @@ class KeptModel:
 
 
 def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its recipe says, others are prepared."""
+    """The corpus of a scale; stories are written on the spot, others are those that their recipes train on."""
     if scale.corpus == "stories":
         out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
-    if scale.corpus == "sotu":
-        return open_corpus(resolve("sotu"))
     folder = store.folder / "corpora" / scale.corpus
-    if not (folder / "manifest.json").is_file():
-        raise UserError(
-            f"scale {scale.name} needs the corpus {scale.corpus}: prepare hf:Skylion007/openwebtext with `tokenizer` "
-            f"gpt2, `length` {scale.length} and `out` {folder}"
-        )
-    return Corpus.open(folder)
+    if (folder / "manifest.json").is_file():
+        return Corpus.open(folder)  # put there by hand
+    return open_corpus(resolve(scale.corpus), large=False)
 
 
 def found(store: Store, name: str) -> KeptModel:
@@ -176,6 +171,9 @@ def _fresh(
 ) -> ConvergeFlowModel:
     """A model with random weights, and with the token table of another one if that is given."""
     corpus = corpus_for(store, scale)
+    other = None if table is None else table.load()
+    if other is not None:  # whose table fits a network of its own size
+        changes = {**{name: getattr(other.config, name) for name in ("width", "depth", "heads")}, **changes}
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
         scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
@@ -183,9 +181,9 @@ def _fresh(
     model = kind(config)
     total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
     model.set_unigram(torch.from_numpy(corpus.unigram * total))
-    if table is not None:
+    if other is not None:
         with torch.no_grad():
-            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+            model.network.embedding.weight.copy_(other.network.embedding.weight)
     return model
 
 
