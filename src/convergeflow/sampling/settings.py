@@ -123,5 +123,4 @@ PRESETS: dict[str, Settings] = {
 }
 """Settings by the paper's names, with its nominal strengths. `standard-code` and `standard-text` are the two readings
 of its standard sampler: two passes at every step as in its code, or the previous step's prediction. Two are ours:
-`sharp`, fewest errors and less variety, and `words`, token after token for a model of blocks: one call for each of 64,
-which the kernel solver needs no more of, and 63 calls that read what is before."""
+`sharp`, fewest errors and less variety, and `words`, for 64 tokens one after the other in a model of blocks."""

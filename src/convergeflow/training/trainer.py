@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from convergeflow.data import stream
 from convergeflow.data.corpus import Corpus
+from convergeflow.device import compiles
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
@@ -72,7 +73,7 @@ class Setup:
     @property
     def compiled(self) -> bool:
         chosen = self.config.compile
-        return self.accelerator.device.type == "cuda" if chosen == "auto" else chosen
+        return compiles(self.accelerator.device) if chosen == "auto" else chosen
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What the paper's scale costs, by arithmetic: network calls, training steps and scored texts times the time of each.
 
-The times are those that one A100 with 40 GB should need (docs/paper-scale.md has the sums); `convergeflow bench all
---device cuda` measures them. Other scales have measured costs in their descriptions.
+The times are those that one A100 with 40 GB should need (docs/paper-scale.md has the sums); `convergeflow bench all`
+on such a machine measures them. Other scales have measured costs in their descriptions.
 """
 
 from __future__ import annotations
