@@ -10,10 +10,10 @@ JOBS   ?= 2
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint bench clean
+.PHONY: help setup demo serve test lint bench rehearsal clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-7s %s\n", $$1, $$2}'
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install the tested versions
 
@@ -46,6 +46,9 @@ lint: $(STAMP) ## style (ruff) and types (mypy)
 bench: $(STAMP) ## measure speed and memory on this machine
 	$(BIN)/convergeflow bench
 	$(BIN)/convergeflow bench startup
+
+rehearsal: $(STAMP) ## the commands of docs/paper-scale.md with small stand-ins on two processes, killed on the way
+	$(BIN)/python tests/rehearsal.py
 
 clean: ## remove .venv and everything that was built (never your runs)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,11 +10,11 @@ block that has no part here, or a part without a block, is an error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "paper-scale.md"
@@ -46,7 +48,7 @@ collapse_steps: 4
 batch: 8
 objective_nfe: 4
 agreement_steps: [4]
-shortcut_steps: [4]
+shortcut_steps: [4, 6, 8]
 """
 
 
@@ -173,14 +175,14 @@ class Rehearsal:
 
     def kill(self, process: subprocess.Popen[str], what: str) -> None:
         """SIGKILL to everything that a command started, as when a machine goes away."""
-        os.killpg(process.pid, signal.SIGKILL)
+        for each in reversed([psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
         process.wait()
         self.say(f"  killed: {what}")
 
     def kill_worker(self, process: subprocess.Popen[str], what: str) -> None:
         """SIGKILL to one process of a launch; the launcher must end the others."""
-        import psutil
-
         workers = [
             child
             for child in psutil.Process(process.pid).children(recursive=True)
@@ -282,15 +284,17 @@ def _reproduce(path: Rehearsal) -> None:
     out = path.folder / "reproduction"
     grids, objectives = (r"reproduce all", "reproduce grids"), (r"reproduce all", "reproduce objectives")
     launch = path.start("reproduce", grids)
-    path.wait_for(lambda: len(list(out.glob("samples/*.npz"))) >= 4, launch, what="four parts of points")
+    path.wait_for(lambda: len(list(out.glob("samples/*.json"))) >= 4, launch, what="four parts of points")
     path.kill(launch, f"the launch after {len(list(out.glob('samples/*.npz')))} parts")
-    before = {part.name: part.stat().st_mtime_ns for part in out.glob("samples/*.npz")}
+    # A part is whole when the facts about it, which are written last, are there too.
+    whole = [part for part in out.glob("samples/*.npz") if part.with_suffix(".json").is_file()]
+    before = {part.name: part.stat().st_mtime_ns for part in whole}
     path.run("reproduce", grids)
     after = {part.name: part.stat().st_mtime_ns for part in out.glob("samples/*.npz")}
     path.check(all(after[name] == at for name, at in before.items()), "no part was made twice")
     records = [json.loads(file.read_text()) for file in out.glob("records/samples/*.json")]
     parts = sum(1 for _ in _parts(records))
-    path.check(len(records) == 10 and len(after) == parts, f"no point was lost: {len(records)} points, {parts} parts")
+    path.check(len(records) == 6 and len(after) == parts, f"no point was lost: {len(records)} points, {parts} parts")
     path.run("reproduce", objectives)
     states = [json.loads(file.read_text()) for file in out.glob("models/*/checkpoints/*/trainer.json")]
     path.check(bool(states) and {state["world"] for state in states} == {2}, "models are trained by both processes")

@@ -102,6 +102,16 @@ def test_a_diffusing_stream_ends_at_the_text(client: TestClient, model: str) -> 
     assert frames[-1]["calls"] == last["convergeflow"]["calls"]
 
 
+def test_a_stream_names_the_words_that_were_given(client: TestClient) -> None:
+    own = {"nfe": 12, "self_condition": "previous", "frames": True, "diffusing": True}
+    chunks = events(complete(client, model="blocks", prompt="Once there was", stream=True, convergeflow=own))
+    tokenizer = stories_tokenizer()
+    first = chunks[0]["choices"][0]
+    assert first["convergeflow"]["known"] == [[n, token] for n, token in enumerate(tokenizer.encode("once there was"))]
+    assert first["text"].startswith("Once there was ") and first["convergeflow"]["frame"]["start"] == 3
+    assert all("known" not in chunk["choices"][0]["convergeflow"] for chunk in chunks[1:])
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
     "model": ({"model": "tini"}, 404, "did you mean 'tiny'"),
     "field": ({"promt": "x"}, 400, "did you mean `prompt`"),

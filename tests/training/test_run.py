@@ -144,3 +144,15 @@ def test_memory_is_counted_for_both_ways_to_share_the_work() -> None:
     assert eight.ddp == 24 * parameters  # gradients once more, in buckets
     assert eight.fsdp == 20 * parameters // 8 + 8 * parameters  # shards; gathered weights and waiting gradients
     assert 4 * eight.activations < one.activations <= 8 * eight.activations and eight.activations > 0
+
+
+def test_a_run_of_another_number_of_processes_goes_on_with_one_line(tmp_path: Path) -> None:
+    outcome = train(resolve("test", SHORT), tmp_path)
+    state = checkpoint.read_json(outcome.checkpoint / "trainer.json")
+    checkpoint.write_json(outcome.checkpoint / "trainer.json", {**state, "world": 8})
+    checkpoint.seal(outcome.checkpoint)
+    warnings: list[str] = []
+    longer = saved_config(tmp_path, ["stages.1.steps=5"])
+    assert train(longer, tmp_path, resume=True, reporter=Reporter(warn=warnings.append)).step == 11
+    said = "resuming on 1 processes a run of 8: sums will differ in the last bits; for the same ones go on with 8"
+    assert warnings == [said]

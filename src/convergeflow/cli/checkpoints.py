@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,16 @@ def compare_checkpoints(
     systems: str,
     processes: int,
     part: str | None,
-    device: str,
+    places: Mapping[str, str | None],
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Import, estimate, sample in so many processes, score, and write the page."""
+    """Import, estimate, sample in so many processes, score, and write the page.
+
+    `places` are the options that say where and in which formats; every process gets them.
+    """
     rank, world = _part(part)
-    study = _study(table_file, out, systems, device, scoring=part is None and not dry_run)
+    study = _study(table_file, out, systems, str(places["device"]), scoring=part is None and not dry_run)
     if part is not None:
         _draw_here(study, rank, world)
         return
@@ -47,7 +51,7 @@ def compare_checkpoints(
     if processes == 1:
         _draw_here(study, 0, 1)
     else:
-        _draw_in_processes(study, table_file, systems, processes, device)
+        _draw_in_processes(study, table_file, systems, processes, places)
     from convergeflow.studies import claims
 
     summary = claims.write_page(study, list(study.rows()))
@@ -142,13 +146,16 @@ def _draw_here(study: CheckpointStudy, rank: int, world: int) -> None:
         study.draw(rank, world)
 
 
-def _draw_in_processes(study: CheckpointStudy, table_file: str, systems: str, processes: int, device: str) -> None:
+def _draw_in_processes(
+    study: CheckpointStudy, table_file: str, systems: str, processes: int, places: Mapping[str, str | None]
+) -> None:
     """The same command once per part; a failure of one ends the others."""
     from convergeflow.device import visible_to
 
     store = study.measurer.store
     command = [sys.executable, "-m", "convergeflow", "compare", "--checkpoints", table_file, "--systems", systems]
-    command += ["--out", str(store.folder), "--device", device]
+    command += ["--out", str(store.folder)]
+    command += [word for name, value in places.items() if value is not None for word in (f"--{name}", value)]
     running = [
         subprocess.Popen(
             [*command, "--part", f"{rank + 1}/{processes}"],

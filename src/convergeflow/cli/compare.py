@@ -66,7 +66,8 @@ def compare(
         from convergeflow.cli.checkpoints import compare_checkpoints
 
         _refuse_training_options(context)
-        compare_checkpoints(checkpoints, out, systems, processes, part, device, dry_run, json)
+        places = {"device": device, "precision": precision}
+        compare_checkpoints(checkpoints, out, systems, processes, part, places, dry_run, json)
         return
     if processes > 1 or part is not None:
         raise UserError("--processes and --part belong to --checkpoints")

@@ -164,6 +164,8 @@ def _load(
     name = f"{model}@{zoo.weights_hash(zoo.locate(model, average=average))}" + ("" if average else "+raw")
     if precision is None and with_logits and loaded.precision.state.itemsize == 8:
         loaded.double()  # who asks for logits compares them, and strong guidance amplifies rounding
+    if loaded.precision.rounded is not None:
+        name += "+published"
     return loaded, f"{name}+float64" if loaded.precision.trunk.itemsize == 8 else name
 
 

@@ -44,8 +44,12 @@ def _compute_in(context: typer.Context, name: str | None) -> str | None:
 
 
 Precision = Annotated[
-    Literal["float32", "float64"] | None,
-    typer.Option(callback=_compute_in, help="float32 or float64 throughout. [default: what suits the device]"),
+    Literal["float32", "float64", "published"] | None,
+    typer.Option(
+        callback=_compute_in,
+        help="float32 or float64 throughout, or published: the kernel term rounded to bfloat16 as in the paper's code. "
+        "[default: what suits the device]",
+    ),
 ]
 Weights = Annotated[
     Literal["ema", "raw"],

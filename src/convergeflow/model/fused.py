@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convergeflow.device import memory_of
+from convergeflow.device import memory_of, precision_of
 from convergeflow.errors import UserError
 
 CPU_TILE = 1024
@@ -108,6 +108,9 @@ def weigh(
     `targets` [...] asks for the cross-entropy. The table's format decides the arithmetic (half precision counts
     as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
     """
+    rounded = precision_of(table.device, table.dtype).rounded
+    if rounded is not None and x is not None and kernel is not None:
+        scores = _as_rounded(kernel_scores(x, table) if scores is None else scores, kernel, rounded)
     operands = _flatten(h, weight, bias, x, kernel, table, scores, targets)
     plan = Plan(token, top_weight, entropy, tile, keep)
     found = _run(operands, plan)
@@ -124,6 +127,12 @@ def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
             return x @ table.T
         out = _way(table).scores(x.reshape(-1, x.shape[-1]), table)
     return out.view(*x.shape[:-1], out.shape[1])
+
+
+def _as_rounded(scores: Tensor, kernel: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scores whose product with the kernel is the rounded kernel term."""
+    factor = kernel.detach().to(scores).expand(scores.shape[:-1])[..., None]
+    return (factor * scores.detach()).to(dtype).to(scores) / factor.clamp_min(torch.finfo(scores.dtype).tiny)
 
 
 def scores_room(device: torch.device) -> int:

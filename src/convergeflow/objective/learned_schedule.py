@@ -31,12 +31,11 @@ class LearnedGumbel(nn.Module):
         """The present values as an immutable schedule."""
         return Gumbel(self.loc.item(), max(self.scale.item(), 1e-2), self.cutoff)
 
-    def learn(self, *, by_fit: bool = False, by_loss: bool = False) -> None:
-        """Who moves the parameters: the fit, or the main loss through the noise level, as in the published code."""
-        self.requires_grad_(by_fit)
-        self.by_loss = by_loss
-        for value in (self.loc, self.scale):
-            value.requires_grad_(by_fit or by_loss)
+    def learn(self, *, by_fit: bool, by_loss: bool) -> None:
+        """Who moves the parameters: the fit, else the main loss through the noise level, as in the published code."""
+        self.by_loss = by_loss and not by_fit
+        for value in (self.loc, self.scale, self.entropy):
+            value.requires_grad_(by_fit or (self.by_loss and value is not self.entropy))
 
     def levels(self, t: Tensor) -> Coefficients:
         """The coefficients at times t on the CPU, on the parameters' device, which need not be asked for its values."""

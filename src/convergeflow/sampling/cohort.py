@@ -31,8 +31,7 @@ class Step:
     """The last network output at this point, with token and top weight."""
     rows: Tensor
     """Which samples of the batch these are; finished ones are left out."""
-    calls: int
-    """Network calls so far."""
+    calls: int  # network calls so far
     table: Tensor
     before: Tensor | None = None
     """Tokens in front of the block that this state is, [rows, P]; None if the state is the whole sequence."""

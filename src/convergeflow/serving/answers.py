@@ -110,16 +110,25 @@ class Reply:
         """A chunk for every sample of a frame: the whole text as it stands."""
         for sample in frame.rows:
             shown = frame.of_sample(sample)
+            own: dict[str, Any] = {"seed": self.job.seeds[sample], "calls": frame.calls}
+            if sample not in self.states:
+                own["known"] = self.known()
             before = self.states.get(sample, [])[: frame.start]
             if not before and frame.start:  # what was given is in front of the first block
                 before = self.job.arguments["clamp"].tokens[: frame.start].tolist()
             self.states[sample] = before + shown["tokens"]
-            own: dict[str, Any] = {"seed": self.job.seeds[sample], "calls": frame.calls}
             if self.asked.convergeflow.frames:
                 own["frame"] = shown
             text = self.text(self.states[sample]) if self.asked.convergeflow.diffusing else ""
             choice = {"index": sample, "text": text, "finish_reason": None, "logprobs": None, "convergeflow": own}
             yield self.chunk(choice)
+
+    def known(self) -> list[list[int]]:
+        """Positions and tokens of the words that were given."""
+        clamp = self.job.arguments.get("clamp")
+        if clamp is None:
+            return []
+        return [[int(place), int(clamp.tokens[place])] for place in clamp.known.nonzero().flatten()]
 
     def text(self, ids: list[int]) -> str:
         """As text; masks of a discrete model are left out."""

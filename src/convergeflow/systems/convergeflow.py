@@ -139,8 +139,7 @@ class ConvergeFlowModel(LanguageModel):
             self.network.embedding.settle()
         self.fits_schedule = bool(stage.learn_schedule) and stage.objective == "ce"
         if self.learned_schedule is not None:
-            by_loss = bool(stage.learn_schedule) and not self.fits_schedule
-            self.learned_schedule.learn(by_fit=self.fits_schedule, by_loss=by_loss)
+            self.learned_schedule.learn(by_fit=self.fits_schedule, by_loss=stage.learn_schedule)
         elif stage.learn_schedule:
             raise UserError("learn_schedule needs a gumbel schedule")
 

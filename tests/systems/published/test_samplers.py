@@ -268,3 +268,47 @@ def test_presets_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "did you mean 'greedy'" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "duo")]) == 0
     assert "published, greedy, distilled-8" in capsys.readouterr().out
+
+
+SOURCES = {
+    "mdlm": "mdlm/hf",
+    "duo": "duo/hf",
+    "sedd": "sedd/uniform/hf",
+    "ar": "mdlm/ar_plain.ckpt",
+    "flm": "flm/flm_plain.ckpt",
+    "fmlm": "fmlm/fmlm_double_plain.ckpt",
+    "elf": "elf/ckpt",
+    "plaid": "plaid",
+}
+
+
+@pytest.mark.parametrize("peer", SOURCES)
+def test_other_number_formats_change_little(peer: str) -> None:
+    """Float64 throughout, and a trunk in bfloat16 as on GPUs: outputs stay float32 there, and near."""
+    model = model_of(peer, SOURCES[peer])
+    tokens = torch.randint(0, 100, (2, 16), generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, 16, 101, generator=torch.Generator().manual_seed(1))
+    half = torch.full((2,), 0.5)
+    inputs = {
+        "ar": (tokens,),
+        "flm": (noise, half),
+        "fmlm": (noise, half, half + 0.2),
+        "elf": (noise[..., :24], half, half),
+        "plaid": (noise[..., :16], half),
+    }.get(peer, (tokens, half))
+
+    def outputs() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            found = model(*inputs)
+        return found if isinstance(found, tuple) else (found,)
+
+    plain = outputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = outputs()
+    model.double()
+    exact = outputs()
+    for one, other, third in zip(plain, rounded, exact, strict=True):
+        assert other.dtype == torch.float32
+        scale = float(one.abs().max())
+        assert float((one - other).abs().max()) < 0.1 * scale + 0.1
+        torch.testing.assert_close(one.double(), third.double(), rtol=0, atol=2e-5 * scale + 1e-5)

@@ -63,14 +63,17 @@ async function begin() {
     try {
       const vocabulary = await wordsOf(body.model);
       pins.vocabulary(vocabulary);
-      const story = new Story(vocabulary.words, vocabulary.spaced, controls.pins.keys());
+      const story = new Story(vocabulary.words, vocabulary.spaced);
       viewer.load(story);
       latest = { body, story, vocabulary };
       for await (const chunk of streamed({ ...body, convergeflow: { ...body.convergeflow, frames: true } }, own.signal)) {
         const choice = chunk.choices[0];
+        if (choice?.convergeflow.known) story.give(choice.convergeflow.known);
         if (choice?.convergeflow.frame) viewer.push(choice.convergeflow.frame);
         else if (choice) {
+          const following = viewer.index >= story.length - 1;
           story.finish(choice.convergeflow);
+          if (following) viewer.index = story.length - 1;
           end.textContent = choice.convergeflow.text;
           done.textContent = `${choice.convergeflow.calls} network calls, ${choice.convergeflow.seconds.toFixed(2)} s, seed ${choice.convergeflow.seed}`;
           keep.save.disabled = false;
@@ -96,7 +99,7 @@ async function begin() {
     const words = Object.fromEntries([...used].map((token) => [token, vocabulary.words[token] ?? "\u2591"]));
     const { seed, calls, tokens, text } = story.end;
     return { format: 1, model: body.model, about: `${body.model}, ${JSON.stringify(body.convergeflow)}`, words, spaced: vocabulary.spaced,
-      samples: [{ seed, calls, tokens, text, known: [...story.known], frames: story.frames }] };
+      samples: [{ seed, calls, tokens, text, known: [...story.known.keys()], frames: story.frames }] };
   }
 
   let later = null;

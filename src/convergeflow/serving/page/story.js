@@ -1,10 +1,10 @@
 // A recording as the panels need it: the whole text at every frame, though a frame may hold one block of it.
 
 export class Story {
-  constructor(words, spaced, known = []) {
+  constructor(words, spaced) {
     this.words = words;
     this.spaced = spaced;
-    this.known = new Set(known);
+    this.known = new Map(); // position -> token of the words that were given
     this.frames = [];
     this.states = [];
     this.end = null;
@@ -12,10 +12,15 @@ export class Story {
 
   static of(recording, index) {
     const sample = recording.samples[index];
-    const story = new Story(recording.words, recording.spaced, sample.known ?? []);
+    const story = new Story(recording.words, recording.spaced);
+    story.give((sample.known ?? []).map((position) => [position, sample.tokens[position]]));
     for (const frame of sample.frames) story.push(frame);
     story.finish(sample);
     return story;
+  }
+
+  give(pairs) {
+    for (const [position, token] of pairs) this.known.set(position, token);
   }
 
   push(frame) {
@@ -30,6 +35,7 @@ export class Story {
       if (!inside) {
         for (const name of ["tokens", "weight", "leaders", "nearest", "second", "entropy"])
           state[name][p] = before?.[name][p] ?? null;
+        if (state.tokens[p] === null && this.known.has(p)) [state.tokens[p], state.weight[p]] = [this.known.get(p), 1];
         continue;
       }
       state.tokens[p] = frame.tokens[i];

@@ -33,7 +33,7 @@ class RootMeanSquare(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 def rotate_pairs(x: Tensor, unrotated: int) -> Tensor:
@@ -125,11 +125,12 @@ class PublishedElfNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`decoding` [B] scales the mode tokens (0 or 1); `valid` [B, L] marks the positions that may be looked at."""
         dtype = self.join.weight.dtype
-        h = z.to(dtype)
-        if condition is not None:
-            h = self.join(torch.cat([h, condition.to(dtype)], dim=-1))
-        h = self.widen(self.narrow(h))
-        prefix = self.prefix(t, guidance, decoding)
+        with torch.autocast(z.device.type, enabled=False):  # the trunk alone may run in half precision
+            h = z.to(dtype)
+            if condition is not None:
+                h = self.join(torch.cat([h, condition.to(dtype)], dim=-1))
+            h = self.widen(self.narrow(h))
+            prefix = self.prefix(t, guidance, decoding)
         in_front = prefix.shape[1]
         h = torch.cat([prefix, h], dim=1)
         mask = None
@@ -138,8 +139,10 @@ class PublishedElfNetwork(nn.Module):
         for layer in self.blocks:
             h = layer(h, in_front, mask)
         h = h[:, in_front:]
-        inner = functional.gelu(self.decode_in(h), approximate="tanh")
-        return self.predict(self.norm_final(h)), self.decode_out(inner)
+        with torch.autocast(z.device.type, enabled=False):
+            h = h.to(dtype)
+            inner = functional.gelu(self.decode_in(h), approximate="tanh")
+            return self.predict(self.norm_final(h)), self.decode_out(inner)
 
 
 class PublishedElf(Published, ElfModel):

@@ -64,11 +64,13 @@ class PublishedPlaidNetwork(nn.Module):
         rate = torch.linspace(-5.0, 5.0, FREQUENCIES, device=z.device, dtype=torch.float64).exp()
         angle = at.gamma.double()[:, None] * rate
         features = torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
-        h = self.enter((z * scale).to(dtype)) + self.enter_condition((D**0.5 * condition).to(dtype))
-        h = h + self.enter_gamma(features)[:, None]
+        with torch.autocast(z.device.type, enabled=False):  # the layers alone may run in half precision
+            h = self.enter((z * scale).to(dtype)) + self.enter_condition((D**0.5 * condition).to(dtype))
+            h = h + self.enter_gamma(features)[:, None]
         for layer in self.blocks:
             h = layer(h)
-        return self.norm_final(h) / (h.shape[-1] / BASE_WIDTH)
+        with torch.autocast(z.device.type, enabled=False):
+            return self.norm_final(h.to(dtype)) / (h.shape[-1] / BASE_WIDTH)
 
 
 class PublishedPlaid(Published, PlaidModel):
@@ -84,7 +86,9 @@ class PublishedPlaid(Published, PlaidModel):
 
     def forward(self, z: Tensor, gamma: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits [B, L, V] and the data prediction [B, L, D] for states z [B, L, D] at gamma [B]."""
-        at, table = Level(gamma.double()), self.network.embedding.rows()
+        at = Level(gamma.double())
         h = self.network(z, at, torch.zeros_like(z) if previous is None else previous)
-        logits = self.network.head(h) + at.kernel[:, None, None].to(h) * (z.to(h) @ table.T)
-        return logits, logits.softmax(-1) @ table
+        table = self.network.embedding.rows().to(h)
+        with torch.autocast(z.device.type, enabled=False):
+            logits = self.network.head(h) + at.kernel[:, None, None].to(h) * (z.to(h) @ table.T)
+            return logits, logits.softmax(-1) @ table
