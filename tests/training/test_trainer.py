@@ -255,6 +255,10 @@ def test_random_windows_are_a_function_of_seed_step_and_row(tmp_path: Path, monk
     assert not run_toy(tmp_path / "parts", config, stop_at=9).finished
     run_toy(tmp_path / "parts", config, resume=True)
     assert_same_end(tmp_path / "parts", tmp_path / "whole")
-    sliced = config.model_copy(update={"accumulate": 2})
-    run_toy(tmp_path / "sliced", sliced)
-    assert losses(tmp_path / "sliced") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+    run_toy(tmp_path / "sliced", config.model_copy(update={"accumulate": 2}))
+    # The schedule's fit is no mean over rows, so the cross-entropy is compared.
+    entropies = [
+        [record["ce"] for record in map(json.loads, (tmp_path / name / "journal.jsonl").open()) if "loss" in record]
+        for name in ("sliced", "whole")
+    ]
+    assert entropies[0] == pytest.approx(entropies[1], rel=1e-4)

@@ -98,9 +98,15 @@ def train(
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
+    refusal: UserError | None = None
     with accelerator.main_process_first():
-        # The other processes wait here, and the process group gives up after minutes.
-        corpus = open_corpus(config, None if quiet else reporter.prepare, large=accelerator.num_processes == 1)
+        try:
+            # The other processes wait here, and the process group gives up after minutes.
+            corpus = open_corpus(config, None if quiet else reporter.prepare, large=accelerator.num_processes == 1)
+        except UserError as failure:
+            refusal = failure  # nobody may be left waiting: every process finds it, and leaves together with the others
+    if refusal is not None:
+        raise refusal
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
     model = build_model(config, corpus.vocabulary)
