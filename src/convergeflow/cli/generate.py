@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -104,14 +104,15 @@ def generate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Write the run as one HTML file that plays from disk, as in out.html.")
+    ] = None,
     logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
     ] = True,
-    precision: Annotated[
-        Literal["float32", "float64"] | None,
-        typer.Option(help="Format of the network: float32 or float64. [default: float32, with --logits float64]"),
-    ] = None,
+    precision: options.Precision = None,
+    weights: options.Weights = "ema",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -123,53 +124,56 @@ def generate(
       convergeflow generate
       convergeflow generate --num 8 --nfe 128 --refine 4 --scg 2
       convergeflow generate --preset headline --trace out/trace
+      convergeflow generate --num 2 --nfe 128 --grid closing --replay out.html
       convergeflow generate --prompt "Once there was a"
     """
-    from convergeflow.sampling.integration import default_batch
-
-    options.check_folders(out, logits)
+    options.check_folders(out, logits, replay)
     rank, world, wait = _processes()
-    streams = out is not None and trace is None and logits is None and not json
+    streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
-        raise UserError("several processes stream to one file: give `out`, without `trace`, `logits` and `json`")
-    loaded, name = _load(model, device, precision, with_logits=logits is not None)
+        raise UserError(
+            "several processes stream to one file: give `out`, without `trace`, `replay`, `logits` and `json`"
+        )
+    loaded, name = _load(model, weights, device, precision, with_logits=logits is not None)
     start = None
     if noise is not None:
         start, mark = _read_noise(noise)
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
     length, known = _known(loaded, prompt, infill, gap, length)
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
-    if "settings" not in arguments and (noise or logits or trace or precision):
-        raise UserError(f"`noise`, `logits`, `trace` and `precision` are for flows with settings, not {loaded.method}")
-    size = batch or min(num, default_batch(length, loaded.config.vocabulary))
+    if "settings" not in arguments and (noise or logits or trace):
+        raise UserError(f"`noise`, `logits` and `trace` are for flows with settings, not {loaded.method}")
+    size = batch or min(num, loaded.batch_size(length))
     job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start)
     if rank == 0:
         note(job.in_words(model))
     if out is not None and streams:
         _stream(job, out, rank, world, wait)
     else:
-        _show(job, out, trace, logits, live=live and not json, as_json=json)
+        _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
 
 
-def _load(model: str, device: str, precision: str | None, *, with_logits: bool) -> tuple[LanguageModel, str]:
-    """A model in the wanted precision, and a name that tells it from others."""
-    import torch
-
+def _load(
+    model: str, weights: str, device: str, precision: str | None, *, with_logits: bool
+) -> tuple[LanguageModel, str]:
+    """A model, and a name that tells it from others."""
     from convergeflow import zoo
-    from convergeflow.device import state_dtype_of
 
-    loaded = zoo.load_model(model, device=device)
-    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
-    if precision is None and with_logits and state_dtype_of(loaded.device) == torch.float64:
-        precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
-    return (loaded.double(), f"{name}+float64") if precision == "float64" else (loaded, name)
+    average = weights == "ema"
+    loaded = zoo.load_model(model, average=average, device=device)
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model, average=average))}" + ("" if average else "+raw")
+    if precision is None and with_logits and loaded.precision.state.itemsize == 8:
+        loaded.double()  # who asks for logits compares them, and strong guidance amplifies rounding
+    if loaded.precision.rounded is not None:
+        name += "+published"
+    return loaded, f"{name}+float64" if loaded.precision.trunk.itemsize == 8 else name
 
 
 def _known(
     loaded: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None
 ) -> tuple[int, dict[str, Any]]:
     """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
-    from convergeflow.sampling.prompt import followed_by_unknown, known_text
+    from convergeflow.systems.prompt import followed_by_unknown, known_text
 
     clamp = known_text(loaded.tokenizer, prompt, infill, gap)
     if clamp is None:
@@ -195,12 +199,21 @@ def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
         note(f"{out}: {len(job.seeds)} samples ({made} made by this process, {seconds:.1f} s)")
 
 
-def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, *, live: bool, as_json: bool) -> None:
+def _show(
+    job: _Job,
+    out: Path | None,
+    trace: Path | None,
+    replay: Path | None,
+    logits: Path | None,
+    *,
+    live: bool,
+    as_json: bool,
+) -> None:
     """On the screen, with what else was asked for."""
     from convergeflow.results import sample_file
     from convergeflow.results.trace import Trace
 
-    recorder = None if trace is None else Trace()
+    recorder = None if trace is None and replay is None else Trace()
     began = time.perf_counter()
     with ExitStack() as stack:
         more = _observed(job, recorder, stack, live)
@@ -208,6 +221,8 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
     seconds = time.perf_counter() - began
     if recorder is not None and trace is not None:
         note(f"trace: {recorder.save(trace)}")
+    if recorder is not None and replay is not None:
+        _write_replay(job, recorder, samples, replay)
     if logits is not None:
         import numpy as np
 
@@ -231,6 +246,18 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
     if agreements:
         closing += "; token rules agree: " + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
     note(closing)
+
+
+def _write_replay(job: _Job, recorder: Trace, samples: Samples, path: Path) -> None:
+    from convergeflow.results.frames import recording
+    from convergeflow.serving.replay import replay
+
+    clamp = job.arguments.get("clamp")
+    known = [] if clamp is None else clamp.known.nonzero().flatten().tolist()
+    about = job.in_words(job.name.split("@")[0])
+    made = recording(recorder.frames, samples, job.loaded.tokenizer, known, model=job.name, about=about)
+    path.write_text(replay(made, job.name.split("@")[0]), encoding="utf-8")
+    note(f"replay: {path} ({path.stat().st_size / 1024:.0f} KB), open it in a browser")
 
 
 def _observed(job: _Job, recorder: Trace | None, stack: ExitStack, live: bool) -> dict[str, Any]:

@@ -33,12 +33,24 @@ COMMANDS = (
     "compare",
     "blind",
     "reproduce",
+    "serve",
     "inspect",
     "bench",
     "import",
     "list",
 )
 """In the order of the help page. Each has a file in this folder, which is imported when the command is named."""
+
+MORE_MEMORY = {
+    "train": "give accumulate= twice its number, then recompute=true, then parallel=fsdp; --resume takes all three",
+    "prepare": "give --documents a smaller number",
+}
+"""What helps a command that runs out of memory, where it is not --batch."""
+
+OTHERS = (
+    "another process of this launch ended or cannot be reached: look for the first error of all, then give the command "
+    "again (train: with --resume)"
+)
 
 PLAIN: dict[str, Any] = {
     "rich_markup_mode": None,  # plain text: the same help on a screen, in a pipe and in the documentation
@@ -141,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in options if word != "--debug"] + words[len(options) :]
     # Loading problems are reported by our own one line; transformers would print a table first.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Threads that spin while they wait take the cores from what they wait for, as soon as anything else runs here.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     application = build()
     try:
         code = application.main(words, prog_name="convergeflow", standalone_mode=False)
@@ -159,10 +173,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = _with_flags(_describe_failure(failure), _named(application, words))
         return _fail(message, 2 if isinstance(failure, UserError) else 1)
     except Exception as failure:
+        if _is_about_memory(failure):
+            if debug:
+                traceback.print_exc()
+            fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
+            return _fail(f"too little memory: {fix} ({_one_line(str(failure))[:160]})", 2)
+        if _is_about_the_others(failure) and not debug:
+            return _fail(OTHERS, 1)
         if debug:
             traceback.print_exc()
             return _fail(f"internal error: {_one_line(repr(failure))}", 1)
         return _fail(f"internal error: {_one_line(repr(failure))} (run with --debug for the traceback)", 1)
+
+
+def _is_about_memory(failure: Exception) -> bool:
+    """PyTorch has a kind of error for accelerators, and only words for a CPU."""
+    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(failure).__mro__)
+    return named or isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
+
+
+def _is_about_the_others(failure: Exception) -> bool:
+    """What the libraries behind a launch of several processes say when one of those is gone."""
+    said = f"{type(failure).__name__} {failure}".lower()
+    return any(word in said for word in ("gloo/transport", "nccl", "processgroup", "distbackenderror"))
 
 
 def _fail(message: str, code: int) -> int:

@@ -13,19 +13,21 @@ from typing import Any
 
 from convergeflow import zoo
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
+from convergeflow.device import FULL
 from convergeflow.errors import UserError
 from convergeflow.evaluation.assess import Assessor, SampleSet
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.scorers import Advance, silent
 from convergeflow.results import record, sample_file
 from convergeflow.results.store import Store, digest
-from convergeflow.sampling.integration import batches, default_batch
+from convergeflow.sampling.integration import batches
 from convergeflow.systems.protocol import LanguageModel, Samples
 
 
-def origin(name: str | Path, model: LanguageModel) -> dict[str, Any]:
+def origin(name: str | Path, model: LanguageModel, *, average: bool = True) -> dict[str, Any]:
     """Where samples come from: the name that a model was loaded by, the hash of its weights, its method."""
-    return {"name": str(name), "weights": zoo.weights_hash(zoo.locate(name)), "method": model.method}
+    weights = zoo.weights_hash(zoo.locate(name, average=average)) + ("" if average else "+raw")
+    return {"name": str(name), "weights": weights, "method": model.method}
 
 
 def draw(
@@ -45,7 +47,7 @@ def draw(
     made again.
     """
     length = length or int(model.config.length)
-    size = batch or min(len(seeds), default_batch(length, model.config.vocabulary))
+    size = batch or min(len(seeds), model.batch_size(length))
 
     def make(group: Sequence[int]) -> Samples:
         return model.sample(len(group), length, seeds=list(group), batch=size, **options)
@@ -117,6 +119,8 @@ class Measurer:
         """The record of a model under `options`, and its file in the store; `key` is added to the study's own."""
         chosen = {option: value.describe() if option == "settings" else value for option, value in options.items()}
         whole = {**self.key(), **key, "weights": about["weights"], "options": chosen}
+        if model.precision != FULL:  # what a CPU computes in needs no mention: records of older versions have none
+            whole["precision"] = model.precision.described()
         name = f"{name}-{digest(whole)[:10]}"
 
         def make() -> record.Record:

@@ -9,9 +9,11 @@ OUT/model/                  at the end: the averaged model, ready for `generate`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 
 from convergeflow import files
 from convergeflow.device import choose_device
@@ -25,11 +27,13 @@ from convergeflow.training.trainer import Reporter as Reporter
 from convergeflow.training.trainer import Trainer, TrainingEnd
 
 RUN_FILE = "run.json"
+TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others: for the slowest disk that a checkpoint is written to, not for ever."""
 MODEL_FOLDER = checkpoint.MODEL_FOLDER
 
 # What may change when a run goes on: nothing that the steps already made depended on.
 HOW_IT_RUNS = ("device", "compile", "recompute", "parallel", "accumulate")
-WHAT_IT_WRITES = ("checkpoint_every", "keep", "log_every", "tensorboard")
+WHAT_IT_WRITES = ("checkpoint_every", "keep", "keep_every", "log_every", "tensorboard")
 HOW_IT_IS_WATCHED = ("evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe")
 FREE_ON_RESUME = (*HOW_IT_RUNS, *WHAT_IT_WRITES, *HOW_IT_IS_WATCHED)
 
@@ -69,6 +73,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         cpu=placement.device.type == "cpu",
         mixed_precision="bf16" if bf16 else "no",
         gradient_accumulation_steps=config.accumulate,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
     )
 
 
@@ -93,8 +98,15 @@ def train(
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
+    refusal: UserError | None = None
     with accelerator.main_process_first():
-        corpus = open_corpus(config, None if quiet else reporter.prepare)
+        try:
+            # The other processes wait here, and the process group gives up after minutes.
+            corpus = open_corpus(config, None if quiet else reporter.prepare, large=accelerator.num_processes == 1)
+        except UserError as failure:
+            refusal = failure  # nobody may be left waiting: every process finds it, and leaves together with the others
+    if refusal is not None:
+        raise refusal
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
     model = build_model(config, corpus.vocabulary)

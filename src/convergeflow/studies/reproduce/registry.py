@@ -37,7 +37,7 @@ LANGUAGE_NEEDS = "a trained model: the one of this scale learns for seconds, its
 
 
 class PlannedCost(NamedTuple):
-    """What a scale costs: measured points, and seconds on two CPU cores (for `paper`: on one 40 GB accelerator)."""
+    """What a scale costs: points, and seconds measured on two CPU cores (for `paper`: `cost.py`, on one A100)."""
 
     points: int
     seconds: float

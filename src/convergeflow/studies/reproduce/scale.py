@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from convergeflow.errors import unknown_name
+from convergeflow.errors import UserError, unknown_name
 
 SCALES = ("test", "embedded", "paper")
 """The scales that descriptions of experiments know; another one takes what they say of one of these (`like`)."""
@@ -34,6 +35,8 @@ class ExperimentScale:
     """Tokens of a sample."""
     num_samples: int
     """Samples per point."""
+    part: int
+    """Samples that are kept together: the share of a point that one process makes, and that a kill can cost."""
     size: str
     """The network of every model that is trained here (`config.SIZES`)."""
     model: str | None
@@ -78,9 +81,28 @@ def read_data(name: str) -> dict[str, Any]:
 
 @cache
 def scale_by_name(name: str) -> ExperimentScale:
+    """A scale, or a user's YAML file with `like: SCALE` and the sizes that differ from it."""
     sizes = read_data("scales.yaml")
+    changes: dict[str, Any] = {}
+    if name.endswith((".yaml", ".yml")):
+        name, changes = _changed(Path(name))
     if name not in sizes:
         raise unknown_name("scale", name, sizes)
-    given = {**sizes.get(sizes[name].get("like"), {}), **sizes[name]}
-    chosen: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    known = {**sizes.get(sizes[name].get("like"), {}), **sizes[name]}
+    for key in changes.keys() - known.keys():
+        raise unknown_name("size", key, known)
+    chosen: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in {**known, **changes}.items()
+    }
     return ExperimentScale(**{"name": name, "like": name, "experiments": (), **chosen})
+
+
+def _changed(path: Path) -> tuple[str, dict[str, Any]]:
+    """What a user's file of sizes is like, and the sizes that it changes."""
+    import yaml
+
+    try:
+        changes = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return str(changes.pop("like")), changes
+    except (OSError, yaml.YAMLError, AttributeError, KeyError):
+        raise UserError(f"{path} is not a file of sizes: it needs `like: paper` and the sizes that differ") from None
