@@ -19,7 +19,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"head": head.memory, "sample": sample.memory, "train": train.memory}
     monkeypatch.setattr(measure, "in_fresh_process", lambda job, **arguments: jobs[job](**arguments))
     monkeypatch.setattr(measure, "GEMM_SIDE", 32)
-    monkeypatch.setitem(head.SHAPES, "small", head.Shape(40, 16, 70))
+    monkeypatch.setitem(head.SHAPES, "small", head.HeadSize(40, 16, 70))
     monkeypatch.setitem(models.SIZES, "small", TINY)
     point = {"axis": "vocabulary", "seconds": {"plain": 2.0, "ours": 1.0}}
     monkeypatch.setattr(scaling, "points", lambda what: [{**point, "value": 8}, {**point, "value": 16}])

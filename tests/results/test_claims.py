@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convergeflow.results.claims import Busy, Claims
+from convergeflow.results.claims import Claims, Taken
 from convergeflow.results.store import Store
 
 
@@ -27,7 +27,7 @@ def elsewhere(path: Path, *, age: float) -> None:
 def test_a_claim_has_one_holder(tmp_path: Path) -> None:
     claims = Claims(tmp_path)
     with claims.held("point"):
-        with pytest.raises(Busy), Claims(tmp_path).held("point"):
+        with pytest.raises(Taken), Claims(tmp_path).held("point"):
             pass
         with claims.held("another"):
             pass
@@ -44,7 +44,7 @@ def test_a_claim_goes_when_the_work_fails(tmp_path: Path) -> None:
 
 def test_a_holder_elsewhere_counts_as_dead_when_it_was_silent_for_long(tmp_path: Path) -> None:
     elsewhere(tmp_path / "point.0", age=10)
-    with pytest.raises(Busy), Claims(tmp_path, patience=60).held("point"):
+    with pytest.raises(Taken), Claims(tmp_path, patience=60).held("point"):
         pass
     with Claims(tmp_path, patience=5).held("point"):
         assert [path.name for path in tmp_path.iterdir()] == ["point.1"]
@@ -52,7 +52,7 @@ def test_a_holder_elsewhere_counts_as_dead_when_it_was_silent_for_long(tmp_path:
 
 def test_a_torn_claim_goes_by_its_age(tmp_path: Path) -> None:
     (tmp_path / "point.0").write_text("{")
-    with pytest.raises(Busy), Claims(tmp_path).held("point"):
+    with pytest.raises(Taken), Claims(tmp_path).held("point"):
         pass
     os.utime(tmp_path / "point.0", (0, 0))
     with Claims(tmp_path).held("point"):
@@ -79,7 +79,7 @@ def test_the_claim_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("point.*")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    with pytest.raises(Busy), Claims(tmp_path).held("point"):
+    with pytest.raises(Taken), Claims(tmp_path).held("point"):
         pass
     process.kill()
     process.join()
@@ -113,7 +113,7 @@ def _work(folder: Path, name: str, die_in: int | None) -> None:
                 assert arrays["x"].tolist() == [number] * 3 and facts == {"number": number}
                 store.point("kind", {"number": number}, partial(_sum, arrays), label=f"{number}")
                 missing.discard(number)
-            except Busy:
+            except Taken:
                 continue
         time.sleep(0.01)
 

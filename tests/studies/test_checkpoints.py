@@ -20,7 +20,7 @@ import scorer_stand_ins
 from convergeflow.cli.main import main
 from convergeflow.data.tokenizer import train_words
 from convergeflow.errors import UserError
-from convergeflow.studies.checkpoints import Claim, ratio_to_claim, read_table, shown
+from convergeflow.studies.checkpoints import PublishedResult, ratio_to_claim, read_table, shown
 
 PEERS = Path(__file__).resolve().parents[1] / "golden" / "peers"
 QUICK = {"nfe": 5}
@@ -171,5 +171,5 @@ def test_the_papers_table_can_be_read_and_its_presets_exist() -> None:
 
 def test_words_for_a_point_and_a_ratio() -> None:
     assert shown({"preset": "published", "nfe": 9}) == "published, nfe 9" and shown({}) == "default"
-    assert ratio_to_claim({"gen_ppl": 3.0}, Claim(2.0)) == 1.5
-    assert ratio_to_claim({"gen_ppl": None}, Claim(2.0)) is None is ratio_to_claim({"gen_ppl": 3.0}, None)
+    assert ratio_to_claim({"gen_ppl": 3.0}, PublishedResult(2.0)) == 1.5
+    assert ratio_to_claim({"gen_ppl": None}, PublishedResult(2.0)) is None is ratio_to_claim({"gen_ppl": 3.0}, None)

@@ -52,14 +52,14 @@ def compare_checkpoints(
         _draw_here(study, 0, 1)
     else:
         _draw_in_processes(study, table_file, systems, processes, places)
-    from convergeflow.studies import claims
+    from convergeflow.studies import checkpoint_page
 
-    summary = claims.write_page(study, list(study.rows()))
+    summary = checkpoint_page.write_page(study, list(study.rows()))
     note(f"wrote table.md, table.html, table.json and the frontier in {study.measurer.store.folder}")
     if as_json:
         print_json({name: summary[name] for name in ("title", "about", "rows", "left_out")})
         return
-    print_table(claims.COLUMNS, [claims.cells(row) for row in summary["rows"]])
+    print_table(checkpoint_page.COLUMNS, [checkpoint_page.cells(row) for row in summary["rows"]])
 
 
 def _part(part: str | None) -> tuple[int, int]:

@@ -112,7 +112,7 @@ def weigh(
     if rounded is not None and x is not None and kernel is not None:
         scores = _as_rounded(kernel_scores(x, table) if scores is None else scores, kernel, rounded)
     operands = _flatten(h, weight, bias, x, kernel, table, scores, targets)
-    plan = Plan(token, top_weight, entropy, tile, keep)
+    plan = Asked(token, top_weight, entropy, tile, keep)
     found = _run(operands, plan)
     mu, *rest = (None if part is None else part.reshape(*h.shape[:-1], *part.shape[1:]) for part in found)
     return Weighted(mu, *rest)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-class Plan(NamedTuple):
+class Asked(NamedTuple):
     """What to return and how much memory to use."""
 
     token: bool
@@ -260,11 +260,11 @@ def _flatten(
 class Way(Protocol):
     """How the head is computed: on a CPU here, elsewhere by `accelerated.Accelerated`."""
 
-    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+    def forward(self, operands: Operands, plan: Asked, keep: bool) -> tuple[Outputs, Kept | None]:
         """What was asked for and, with `keep`, what the backward pass can use."""
 
     def backward(
-        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+        self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
     ) -> list[Tensor | None]:
         """The gradients of the operands, in their order."""
 
@@ -281,7 +281,7 @@ def _way(table: Tensor) -> Way:
     return accelerated(table)
 
 
-def _run(operands: Operands, plan: Plan) -> Outputs:
+def _run(operands: Operands, plan: Asked) -> Outputs:
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in operands):
         return Outputs(*_Weigh.apply(plan, *operands))
     with no_autocast(operands.table):
@@ -292,7 +292,7 @@ class _Weigh(torch.autograd.Function):
     """d logits_j = w_j (g . e_j - g . mu + g_normaliser + g_ce) - g_ce [j = target], then the chain rule."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *operands: Tensor | None) -> Outputs:
+    def forward(ctx: Any, plan: Asked, *operands: Tensor | None) -> Outputs:
         parts = Operands(*operands)  # type: ignore[arg-type]
         ctx.plan, ctx.way = plan, _way(parts.table)
         with no_autocast(parts.table):
@@ -317,13 +317,13 @@ class _Weigh(torch.autograd.Function):
 class _CpuTiles:
     """The head in tiles that stay in a CPU's outer cache."""
 
-    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+    def forward(self, operands: Operands, plan: Asked, keep: bool) -> tuple[Outputs, Kept | None]:
         standard = kept_bytes(len(operands.h), len(operands.table), operands.h.element_size())
         kept = Kept(standard if plan.keep is None else plan.keep) if keep else None
         return _forward(operands, plan, kept), kept
 
     def backward(
-        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+        self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
     ) -> list[Tensor | None]:
         return _Backward(operands, plan, kept, outputs, gradients).run(needs)
 
@@ -337,7 +337,7 @@ class _CpuTiles:
         return out
 
 
-def _forward(operands: Operands, plan: Plan, kept: Kept | None) -> Outputs:
+def _forward(operands: Operands, plan: Asked, kept: Kept | None) -> Outputs:
     """One pass over rows and vocabulary; tiles that fit are left in `kept` for the backward pass."""
     table, targets = operands.table, operands.targets
     num = operands.h.shape[0]
@@ -374,7 +374,7 @@ def _forward(operands: Operands, plan: Plan, kept: Kept | None) -> Outputs:
 class _Backward:
     """The backward pass: tile by tile the change of the logits, and what it adds to each operand's gradient."""
 
-    def __init__(self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs) -> None:
+    def __init__(self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs) -> None:
         self.operands, self.kept, self.log_normaliser = operands, kept, outputs.log_normaliser
         self.grid = _Grid(operands.h.shape[0], operands.table.shape[0], plan.tile, operands.table.device)
         self.tile_logits = _TileLogits(operands)
@@ -484,7 +484,7 @@ class _Running:
     surprise: Tensor
     """Sum of p log p for p = exp(logit - peak), at most 0."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Asked) -> None:
         self.plan = plan
         self.empty = True
 

@@ -26,7 +26,7 @@ PATIENCE = 180.0
 TOUCH_EVERY = 15.0
 
 
-class Busy(Exception):
+class Taken(Exception):
     """Another process works on it: come back later."""
 
 
@@ -39,7 +39,7 @@ class Claims:
 
     @contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Hold the claim to a name; `Busy` if a living process holds it."""
+        """Hold the claim to a name; `Taken` if a living process holds it."""
         mine = self._take(name)
         done = threading.Event()
         thread = threading.Thread(target=self._touch, args=(mine, done), daemon=True)
@@ -55,20 +55,20 @@ class Claims:
         self.folder.mkdir(parents=True, exist_ok=True)
         before = self._files(name)
         if any(self._alive(path) for path in before.values()):
-            raise Busy(name)
+            raise Taken(name)
         number = max(before, default=-1) + 1
         mine = self.folder / f"{name}.{number}"
         try:
             handle = os.open(mine, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
-            raise Busy(name) from None
+            raise Taken(name) from None
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(self._me, file)
         # Another one may have begun on an older view of the folder: if anybody else is there, both step back.
         others = {path for key, path in self._files(name).items() if key != number}
         if any(self._alive(path) for path in others):
             mine.unlink(missing_ok=True)
-            raise Busy(name)
+            raise Taken(name)
         for path in others:
             path.unlink(missing_ok=True)
         return mine

@@ -9,7 +9,7 @@
 A record is found again by its key alone. The key holds everything that decides the numbers (settings, number of
 samples, hash of the weights), so a changed setting is a new point, and two studies that need the same point share it.
 
-With `claims` several processes work in one folder: each point is made by one of them, and `Busy` is raised for a point
+With `claims` several processes work in one folder: each point is made by one of them, and `Taken` is raised for a point
 that another one is making.
 """
 

@@ -34,7 +34,7 @@ SHIPPED = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Claim:
+class PublishedResult:
     """What a paper says of a model."""
 
     gen_ppl: float
@@ -56,13 +56,13 @@ class Entry:
     """What the importer is told besides: revision, weights, teacher, encoder, length, tokenizer."""
     points: Sequence[Mapping[str, Any]] = ({"preset": "published"},)
     """Settings; each may begin with a `preset` of the model and change some of its values."""
-    claim: Claim | None = None
+    claim: PublishedResult | None = None
     """Of the first point."""
     remark: str = ""
 
 
 @dataclass(frozen=True)
-class Table:
+class CheckpointTable:
     """The models and how they are measured."""
 
     title: str
@@ -77,7 +77,7 @@ class Table:
 HOW = ("revision", "weights", "teacher", "encoder", "length", "tokenizer")
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path) -> CheckpointTable:
     """From a YAML file, or the name of one that ships with the package; paths in it are relative to it."""
     file = Path(path)
     if not file.is_file() and (SHIPPED / f"{file.name.removesuffix('.yaml')}.yaml").is_file() and file.parent == Path():
@@ -100,7 +100,7 @@ def read_table(path: str | Path) -> Table:
         values["corpus"] = _located(str(values["corpus"]), file.parent)
     if values.get("scorer"):
         values["scorer"] = _located(str(values["scorer"]), file.parent)
-    table = Table(**{"title": file.stem, **values}, entries=entries)
+    table = CheckpointTable(**{"title": file.stem, **values}, entries=entries)
     if not (isinstance(table.num, int) and table.num > 1 and isinstance(table.length, int) and table.length > 0):
         raise UserError(f"{file}: `num` must be a whole number above 1 and `length` one above 0")
     return table
@@ -122,7 +122,7 @@ def _entry(name: str, given: Any, folder: Path) -> Entry:
     if not points or not all(isinstance(point, dict) for point in points):
         raise UserError(f"the `points` of {name} must be names of presets or settings")
     try:
-        claim = Claim(**given["claim"]) if given.get("claim") else None
+        claim = PublishedResult(**given["claim"]) if given.get("claim") else None
     except TypeError:
         raise UserError(f"the `claim` of {name} has gen_ppl, entropy, nfe and where") from None
     return Entry(
@@ -158,7 +158,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SampleFile:
     """Some samples of a model under one setting, and where they go."""
 
     entry: Entry
@@ -175,7 +175,7 @@ class Piece:
 class CheckpointStudy:
     """The table in the folder of the measurer's store."""
 
-    table: Table
+    table: CheckpointTable
     measurer: Measurer
     fetch: Fetch
     device: str = "auto"
@@ -251,7 +251,7 @@ class CheckpointStudy:
                 raise unknown_name(f"setting of {entry.name}", control, ["nfe", *model.controls])
         return chosen
 
-    def pieces(self, entry: Entry, model: LanguageModel) -> Iterator[Piece]:
+    def pieces(self, entry: Entry, model: LanguageModel) -> Iterator[SampleFile]:
         """All pieces of an entry, point by point."""
         weights = zoo.weights_hash(self.folder(entry))
         for point in entry.points:
@@ -260,7 +260,7 @@ class CheckpointStudy:
             for first in range(0, self.table.num, PIECE):
                 seeds = range(first, min(first + PIECE, self.table.num))
                 name = f"{entry.name}-{digest(key)[:10]}-{first}-{len(seeds)}.jsonl"
-                yield Piece(entry, options, seeds, self.measurer.store.folder / "samples" / name)
+                yield SampleFile(entry, options, seeds, self.measurer.store.folder / "samples" / name)
 
     def draw(self, rank: int = 0, world: int = 1) -> None:
         """Draw the pieces of one process out of `world`; what is there is not made again."""
@@ -353,7 +353,7 @@ def shown(point: Mapping[str, Any]) -> str:
     return ", ".join([*([str(point["preset"])] if "preset" in point else []), *rest]) or "default"
 
 
-def ratio_to_claim(found: Mapping[str, Any], claim: Claim | None) -> float | None:
+def ratio_to_claim(found: Mapping[str, Any], claim: PublishedResult | None) -> float | None:
     """Measured Gen. PPL over the claimed one."""
     if claim is None or found["gen_ppl"] is None or not math.isfinite(claim.gen_ppl):
         return None

@@ -37,7 +37,7 @@ WORLDS = (1, 8, 16)
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryNeed:
     """Bytes of one process of `world`, counted; activations as they are in float32, bfloat16 halves most of them."""
 
     world: int
@@ -48,7 +48,7 @@ class Memory:
     activations: int
 
 
-def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WORLDS) -> list[Memory]:
+def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WORLDS) -> list[MemoryNeed]:
     """What a process needs in the stage that needs most, for every number of processes that can share the batch.
 
     DDP holds everything whole, and the gradients a second time in its buckets. FSDP2 holds shards, and while a step is
@@ -70,7 +70,7 @@ def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WO
         rows = config.batch // (config.accumulate * world)
         gathered = 4 * (parameters + (trained if config.accumulate > 1 else 0)) if world > 1 else 0
         found.append(
-            Memory(
+            MemoryNeed(
                 world=world,
                 rows=rows,
                 ddp=state + (4 * trained if world > 1 else 0),
@@ -125,7 +125,7 @@ class RunCost:
     """None where nothing was tried."""
     total_seconds: float | None
     device: str
-    per_process: list[Memory]
+    per_process: list[MemoryNeed]
 
 
 def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from convergeflow.flow.guidance import Controls
-from convergeflow.results.claims import Busy
+from convergeflow.results.claims import Taken
 from convergeflow.sampling.settings import PRESETS, Settings
 from convergeflow.studies.reproduce import kinds, paper
 from convergeflow.studies.reproduce.bench import Bench
@@ -33,11 +33,11 @@ CONTROLS = {field.name for field in fields(Controls)}
 def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
     """The records of all points; real text beside them where samples are scored.
 
-    `Busy` if other processes still work on some of them; all that was free is done then.
+    `Taken` if other processes still work on some of them; all that was free is done then.
     """
     records: list[Record] = []
     sizes: dict[str, int] = {}
-    busy: Busy | None = None
+    busy: Taken | None = None
     for family in experiment.points:
         kind = family.get("kind", "samples")
         point_of = experiment.own(kind) or getattr(kinds, kind)
@@ -48,7 +48,7 @@ def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[st
                 settings = _settings(family, point, bench) if row is None else bench.settings(row.nfe, row.controls)
                 label = family.get("label", "NFE {nfe}, {label}").format(**point)
                 measured = point_of(bench, settings, point, label)
-            except Busy as elsewhere:  # another process is at it: there is other work
+            except Taken as elsewhere:  # another process is at it: there is other work
                 busy = elsewhere
                 continue
             record = {**point, **measured, "curve": curve, "order": sizes.get(curve, 0)}

@@ -52,7 +52,7 @@ RAMP = 0.05
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptModel:
     """A model on disk."""
 
     name: str
@@ -79,7 +79,7 @@ def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
     return open_corpus(resolve(scale.corpus), large=False)
 
 
-def found(store: Store, name: str) -> Kept:
+def found(store: Store, name: str) -> KeptModel:
     """A model of the store or of the package, by name."""
     folder = store.model_folder(name)
     if not (folder / "config.json").is_file():
@@ -89,10 +89,10 @@ def found(store: Store, name: str) -> Kept:
                 f"{', '.join(shipped_models()) or 'none'}"
             )
         folder = locate(name)
-    return Kept(name, folder, weights_hash(folder))
+    return KeptModel(name, folder, weights_hash(folder))
 
 
-def start_model(store: Store, scale: ExperimentScale) -> Kept:
+def start_model(store: Store, scale: ExperimentScale) -> KeptModel:
     """The CE-trained model (LangFlow's role): its table and weights are what the others start from."""
     if scale.start is not None:
         return found(store, scale.start)
@@ -110,7 +110,7 @@ def start_model(store: Store, scale: ExperimentScale) -> Kept:
     return trained(store, scale, "start-ce", lambda: _fresh(store, scale, **options), stages)[-1]
 
 
-def sampled_model(store: Store, scale: ExperimentScale) -> Kept:
+def sampled_model(store: Store, scale: ExperimentScale) -> KeptModel:
     """The model whose samples are measured: ConvergeFlow, trained with MSE from the CE-trained one."""
     if scale.model is not None:
         return found(store, scale.model)
@@ -120,15 +120,15 @@ def sampled_model(store: Store, scale: ExperimentScale) -> Kept:
 
 
 def continued(
-    store: Store, scale: ExperimentScale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
-) -> list[Kept]:
+    store: Store, scale: ExperimentScale, name: str, parent: KeptModel, objective: str, steps: int, checkpoints: int
+) -> list[KeptModel]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
     lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
     parts = _parts(checkpoints, objective, steps, lr=lr, ramp=scale.name != "paper")
     return trained(store, scale, name, parent.load, parts, parent=parent)
 
 
-def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: Kept, log_snr: float) -> Kept:
+def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: KeptModel, log_snr: float) -> KeptModel:
     """A model from random init with the given predictor, the fixed table of another, and a linear schedule."""
 
     def build() -> ConvergeFlowModel:
@@ -145,7 +145,7 @@ def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: K
     return trained(store, scale, f"scratch-{predictor}", build, [stage], parent=table)[-1]
 
 
-def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> list[Kept]:
+def learned_table_model(store: Store, scale: ExperimentScale, parent: KeptModel) -> list[KeptModel]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     # Fast enough that the table moves by its own size within the run.
     lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
@@ -165,12 +165,15 @@ class CutLinear(ConvergeFlowModel):
 def _fresh(
     store: Store,
     scale: ExperimentScale,
-    table: Kept | None = None,
+    table: KeptModel | None = None,
     kind: type[ConvergeFlowModel] = ConvergeFlowModel,
     **changes: Any,
 ) -> ConvergeFlowModel:
     """A model with random weights, and with the token table of another one if that is given."""
     corpus = corpus_for(store, scale)
+    other = None if table is None else table.load()
+    if other is not None:  # whose table fits a network of its own size
+        changes = {**{name: getattr(other.config, name) for name in ("width", "depth", "heads")}, **changes}
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
         scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
@@ -178,9 +181,9 @@ def _fresh(
     model = kind(config)
     total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
     model.set_unigram(torch.from_numpy(corpus.unigram * total))
-    if table is not None:
+    if other is not None:
         with torch.no_grad():
-            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+            model.network.embedding.weight.copy_(other.network.embedding.weight)
     return model
 
 
@@ -246,8 +249,8 @@ def trained(
     build: Callable[[], ConvergeFlowModel],
     stages: list[StageConfig],
     *,
-    parent: Kept | None = None,
-) -> list[Kept]:
+    parent: KeptModel | None = None,
+) -> list[KeptModel]:
     """Train, or go on training, and keep the averaged model after every stage."""
     corpus = corpus_for(store, scale)
     total, config = sum(stage.steps for stage in stages), run_config(scale, stages, team.size())
@@ -279,4 +282,4 @@ def trained(
         return all((store.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
 
     record = team.point(store, "models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
-    return [Kept(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]
+    return [KeptModel(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]

@@ -15,7 +15,7 @@ from convergeflow.results import figures
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import drawing, models
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.models import Kept
+from convergeflow.studies.reproduce.models import KeptModel
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 
@@ -36,7 +36,7 @@ def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[st
     return records, {"half": half * part, "real": bench.real_text()["values"]}
 
 
-def train(bench: Bench) -> dict[str, list[Kept]]:
+def train(bench: Bench) -> dict[str, list[KeptModel]]:
     """All models of the experiment by run: both objectives, each with the other one from half way on, the table."""
     store, scale, start = bench.store, bench.scale, bench.start
     half = scale.checkpoints // 2
@@ -52,13 +52,13 @@ def train(bench: Bench) -> dict[str, list[Kept]]:
     return {**runs, "table": models.learned_table_model(store, scale, start)}
 
 
-def _sampled(bench: Bench, kept: Kept, run: str, step: int) -> Record:
+def _sampled(bench: Bench, kept: KeptModel, run: str, step: int) -> Record:
     settings = Settings(nfe=bench.scale.objective_nfe)
     record = bench.measure(settings, kept=kept, label=f"{run} after {step} steps")
     return {**record, "curve": run, "step": step, "order": step}
 
 
-def _table(bench: Bench, kept: Kept, step: int) -> Record:
+def _table(bench: Bench, kept: KeptModel, step: int) -> Record:
     def compute() -> dict[str, Any]:
         found = health(kept.load().network.embedding.rows())
         return {**vars(found), "collapsed": found.collapsed}

@@ -16,7 +16,7 @@ from typing import Any
 
 from convergeflow import __version__, files
 from convergeflow.results import pages
-from convergeflow.results.claims import Busy
+from convergeflow.results.claims import Taken
 from convergeflow.results.store import Pace, Store, readable
 from convergeflow.studies.reproduce import cost, paper, team
 from convergeflow.studies.reproduce.registry import Experiment
@@ -91,7 +91,7 @@ def reproduce(
             store.note(f"-- {experiment.name}: {experiment.question}")
             try:
                 result = experiment.run(store, scale)
-            except Busy:
+            except Taken:
                 store.note(f"   {experiment.name}: other processes are at the rest of it")
                 later.append(experiment)
                 continue
@@ -127,7 +127,7 @@ def _turn(store: Store) -> Iterator[None]:
             try:
                 stack.enter_context(store.alone("report"))
                 break
-            except Busy:
+            except Taken:
                 time.sleep(PAUSE / 4)
         yield
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from convergeflow.errors import UserError
-from convergeflow.results.claims import Busy
+from convergeflow.results.claims import Taken
 from convergeflow.results.store import Store
 from convergeflow.studies.reproduce.scale import ExperimentScale
 
@@ -56,7 +56,7 @@ def train_together(experiments: Sequence[Experiment], store: Store, scale: Exper
                     _train(experiment, bench)
                 except UserError:
                     continue  # what is missing here is said when the experiment runs
-                except Busy:
+                except Taken:
                     later.append(experiment)  # another launch trains it
             if len(later) == len(waiting):
                 time.sleep(PAUSE)
@@ -76,7 +76,7 @@ def _train(experiment: Experiment, bench: Any) -> None:
 def point(
     store: Store, kind: str, key: Mapping[str, Any], compute: Callable[[], dict[str, Any]], **how: Any
 ) -> dict[str, Any]:
-    """`Store.point` for what all processes of a launch compute together; `Busy` if they are not together now."""
+    """`Store.point` for what all processes of a launch compute together; `Taken` if they are not together now."""
     if size() == 1:
         return store.point(kind, key, compute, **how)
     if not _assembled.get():
@@ -88,12 +88,12 @@ def point(
         if word == "done":
             return dict(record)
         if word == "busy":
-            raise Busy(kind)
+            raise Taken(kind)
         compute()
 
 
 def _not_now() -> dict[str, Any]:
-    raise Busy("a model that another launch trains")
+    raise Taken("a model that another launch trains")
 
 
 def _lead(
@@ -105,7 +105,7 @@ def _lead(
 
     try:
         record = store.point(kind, key, with_the_others, **how)
-    except Busy:
+    except Taken:
         _hear(("busy", None))
         raise
     _hear(("done", record))
