@@ -40,7 +40,7 @@ def is_done(folder: Path, key: str) -> bool:
     return bool(noted.get("key") == key and (folder / "manifest.json").is_file())
 
 
-class Work:
+class Unfinished:
     """Appends tokens, notes how far it is, and makes a corpus of it in the end."""
 
     def __init__(self, target: Path, key: str, length: int) -> None:

@@ -20,10 +20,10 @@ from filelock import FileLock
 
 from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
-from convergeflow.data.encoders import Encoders, Text
+from convergeflow.data.encoders import Encoders, Passage
 from convergeflow.data.flat import Flat, find_flat
 from convergeflow.data.hub import Hub
-from convergeflow.data.packing import Work, is_done
+from convergeflow.data.packing import Unfinished, is_done
 from convergeflow.data.sources import START, Files, Place, Progress, Restartable, find_files, restartable
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, LEARNED, Tokenizer, build, stories_tokenizer
@@ -118,7 +118,7 @@ class _Content(Protocol):
     def size(self) -> int | None:
         """Bytes of text to encode; None where that is not known."""
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         """Make the corpus, from where an earlier run was stopped."""
 
 
@@ -157,7 +157,7 @@ def _prepared(content: _Content, length: int, folder: Path, key: str, overwrite:
             return Corpus.open(folder)
         if folder.exists() and not overwrite and not (folder.is_dir() and not any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
-        work = Work(folder, key, length)
+        work = Unfinished(folder, key, length)
         try:
             if not work.finished:
                 content.write(work, report)
@@ -234,7 +234,7 @@ class _Stories:
         """Bytes of text to read: none."""
         return 0
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         law, batch = stories_law(), 10_000
         work.start(stories_tokenizer())
         for split, num in (("train", self.num_train), ("heldout", self.num_heldout)):
@@ -283,7 +283,7 @@ class _Texts:
         """Bytes of text to read, or None."""
         return self.source.size()
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         source = self.source
         if work.tokenizer is None:
             facts = source.survey(report)
@@ -310,14 +310,14 @@ class _Texts:
         work.finish(source.name, source.describe(), source.split_rule(), packing, report)
 
 
-def _batches(source: Restartable, start: Place) -> Iterator[tuple[list[Text], tuple[Place, dict[str, int]]]]:
+def _batches(source: Restartable, start: Place) -> Iterator[tuple[list[Passage], tuple[Place, dict[str, int]]]]:
     """Texts to encode at once, with the place behind them and the bytes of text of each split."""
-    batch: list[Text] = []
+    batch: list[Passage] = []
     text_bytes = dict.fromkeys(SPLITS, 0)
     waiting, place = 0, start
     for document in source.documents(start):
         pieces = list(_pieces(document.text))
-        batch += [Text(piece, document.split, index == len(pieces)) for index, piece in enumerate(pieces, start=1)]
+        batch += [Passage(piece, document.split, index == len(pieces)) for index, piece in enumerate(pieces, start=1)]
         text_bytes[document.split] += len(document.text.encode())
         waiting += len(document.text)
         if document.after is not None:
