@@ -14,12 +14,12 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE",
-            help="stories, sotu, hf:NAME@REVISION, txt, jsonl, parquet files and folders, or train.bin val.bin.",
+            help="stories, basic, sotu, hf:NAME@REVISION, txt, jsonl, parquet files and folders, or train.bin val.bin.",
         ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder to write; by default one in the cache.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="word, bpe, byte, gpt2, or a folder with a tokenizer.json.")
+        str | None, typer.Option(help="word, word-byte, bpe, byte, gpt2, or a folder with a tokenizer.json.")
     ] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Tokens of a learned tokenizer.")] = None,
     length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 64,
@@ -43,7 +43,7 @@ def prepare(
 
     Example:
       convergeflow prepare stories
-      convergeflow prepare sotu --vocabulary 1024 --length 64
+      convergeflow prepare basic --vocabulary 4096 --length 64
       convergeflow prepare hf:Skylion007/openwebtext --tokenizer gpt2 --length 1024
       convergeflow prepare data/openwebtext/train.bin data/openwebtext/val.bin --tokenizer gpt2 --length 1024
       convergeflow prepare my-texts/ notes.jsonl --tokenizer bpe --vocabulary 4096 --out corpus/

@@ -64,7 +64,7 @@ def prepare(
     large: bool = True,
     progress: Progress | None = None,
 ) -> Corpus:
-    """A corpus from a name (`stories`, `sotu`), files or folders, flat token files, or the hub (`hf:NAME@REVISION`).
+    """A corpus from a name (`stories`, `basic`), files or folders, flat token files, or the hub (`hf:NAME@REVISION`).
 
     A folder that is a prepared corpus is opened as it is. `out` defaults to a folder of the cache named by these
     settings; the second call with the same settings only opens it. `seed`, `blocks` and `heldout_blocks` are for the

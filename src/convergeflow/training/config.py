@@ -62,7 +62,7 @@ class CorpusConfig(Section):
     paths: tuple[str, ...] = ()
     """The user's own files (txt, jsonl, parquet, or train.bin and val.bin); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
+    """`word`, `word-byte`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
     vocabulary: PositiveInt | None = None
     """Number of tokens; if absent, what the tokenizer gives."""
     length: PositiveInt = 64

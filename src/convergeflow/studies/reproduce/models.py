@@ -98,9 +98,9 @@ def start_model(store: Store, scale: ExperimentScale) -> KeptModel:
         return found(store, scale.start)
     stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
     options = {}
-    if scale.name == "embedded":
+    if scale.like == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
-        recipe = resolve("stories")
+        recipe = resolve(scale.corpus)
         first = [stage for stage in recipe.stages if stage.objective == "ce"]
         share = scale.start_steps, sum(stage.steps for stage in first)
         stages = [
@@ -123,7 +123,7 @@ def continued(
     store: Store, scale: ExperimentScale, name: str, parent: KeptModel, objective: str, steps: int, checkpoints: int
 ) -> list[KeptModel]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
-    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
+    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.like]
     parts = _parts(checkpoints, objective, steps, lr=lr, ramp=scale.name != "paper")
     return trained(store, scale, name, parent.load, parts, parent=parent)
 
@@ -148,7 +148,7 @@ def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: K
 def learned_table_model(store: Store, scale: ExperimentScale, parent: KeptModel) -> list[KeptModel]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     # Fast enough that the table moves by its own size within the run.
-    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
+    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.like]
     parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True, ramp=scale.name != "paper")
     return trained(store, scale, "learned-table", lambda: _fresh(store, scale, parent), parts, parent=parent)
 
@@ -230,7 +230,7 @@ def run_config(scale: ExperimentScale, stages: list[StageConfig], world: int = 1
         model=model,
         stages=tuple(stages),
         # The shipped checkpoint's optimizer where models must learn within minutes.
-        optimizer=resolve("stories").optimizer if scale.name == "embedded" else OptimizerConfig(clip=1.0),
+        optimizer=resolve(scale.corpus).optimizer if scale.like == "embedded" else OptimizerConfig(clip=1.0),
         batch=scale.batch,
         # A constant average forgets the start only after its horizon; small runs are shorter than that.
         ema=EmaConfig(decay=0.99),
