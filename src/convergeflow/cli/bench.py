@@ -18,6 +18,7 @@ import typer
 from convergeflow.cli.console import note, print_json, print_table
 from convergeflow.cli.options import Json
 from convergeflow.errors import UserError
+from convergeflow.files import write_text
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -108,9 +109,8 @@ def _deliver(what: str, size: str, record: dict[str, Any], out: Path | None, as_
     if out is not None:
         from convergeflow.benchmarks.picture import draw
 
-        out.mkdir(parents=True, exist_ok=True)
         file = out / f"{what}-{size}.json"
-        file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(record, indent=2) + "\n")
         draw(record, file.with_suffix(".png"))
         note(f"wrote {file} and {file.with_suffix('.png').name}")
     if as_json:

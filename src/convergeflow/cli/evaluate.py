@@ -64,7 +64,8 @@ def evaluate(
     from convergeflow.results.record import make, render
 
     chosen = protocols_named(protocol)
-    options.check_folders(out, keep)
+    options.check_files(out, keep)
+    options.check_draws(bound)
     loaded: LanguageModel | None = None
     if samples is not None:
         _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)

@@ -16,6 +16,7 @@ from convergeflow.cli.console import note, print_json
 from convergeflow.cli.options import Json
 from convergeflow.errors import UserError
 from convergeflow.files import replacing_folder
+from convergeflow.markup import in_page
 
 if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
@@ -112,8 +113,9 @@ def _write(model: LanguageModel, out: Path, source: str, origin: str, as_json: b
     schedule = model.config.schedule
     with replacing_folder(out) as draft:
         model.save_pretrained(draft)
-        card = f"Imported from: {origin}.\n\nIt has {in_words}; schedule {schedule}. Not trained or evaluated here."
-        (draft / "card.md").write_text(f"# {out.name}\n\n{card}\n", encoding="utf-8")
+        card = f"Imported from: {in_page(origin)}.\n\nIt has {in_words}; schedule {in_page(str(schedule))}. "
+        card = f"# {in_page(out.name)}\n\n{card}Not trained or evaluated here.\n"
+        (draft / "card.md").write_text(card, encoding="utf-8")
     parameters, has_tokenizer = sum(p.numel() for p in model.parameters()), model.tokenizer is not None
     if as_json:
         record = {"source": source, "out": str(out), **size, "schedule": schedule}

@@ -21,7 +21,9 @@ from typing import Any
 import typer
 
 from convergeflow import __version__
+from convergeflow.cli.processes import lost_process, number_of_processes
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.markup import printable
 
 COMMANDS = (
     "fetch",
@@ -143,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     application = build()
     try:
+        number_of_processes()
         code = application.main(words, prog_name="convergeflow", standalone_mode=False)
         if code == 130:  # how typer reports Ctrl-C
             return _fail("stopped", 130)
@@ -158,15 +161,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         message = _with_flags(_describe_failure(failure), _named(application, words))
         return _fail(message, 2 if isinstance(failure, UserError) else 1)
-    except Exception as failure:
+    except BaseException as failure:
+        # A panic inside a library of compiled code is no `Exception`, though nothing else deserves that.
+        if not isinstance(failure, Exception) and type(failure).__name__ != "PanicException":
+            raise
         if debug:
             traceback.print_exc()
-            return _fail(f"internal error: {_one_line(repr(failure))}", 1)
-        return _fail(f"internal error: {_one_line(repr(failure))} (run with --debug for the traceback)", 1)
+        return _fail(_describe_unforeseen(failure) + ("" if debug else " (run with --debug for the traceback)"), 1)
 
 
 def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
+    message = printable(message)
     print(f"error: {message}" if code != 130 else message, file=sys.stderr, flush=True)
     return code
 
@@ -179,6 +185,19 @@ def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.strerror and failure.filename is not None:
         return f"{failure.strerror.lower()}: {failure.filename}"
     return _one_line(str(failure)) or type(failure).__name__
+
+
+def _describe_unforeseen(failure: BaseException) -> str:
+    """What nobody checked for: memory and lost processes have a reason that we can name."""
+    said = _one_line(str(failure))
+    if lost_process(failure):
+        return (
+            "another process of this command ended or cannot be reached, so this one stops too; the other's last line "
+            "says why. Start all of them again with the same command (`train` goes on with --resume)"
+        )
+    if isinstance(failure, MemoryError) or re.search(r"out of memory|can't allocate memory|not enough memory", said):
+        return "there is not enough memory for this: lower the batch, the length or the size of the model"
+    return f"internal error: {_one_line(repr(failure))[:500]}"
 
 
 def _named(application: Any, words: Sequence[str]) -> Any:

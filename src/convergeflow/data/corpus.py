@@ -15,17 +15,55 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, StrictInt, StrictStr
+from typing_extensions import TypedDict
 
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
-from convergeflow.files import file_hash
+from convergeflow.files import file_hash, read_json
 
 FORMAT = 1
 SPLITS = ("train", "heldout")
+
+
+Count = Annotated[StrictInt, Field(ge=0, lt=1 << 48)]
+
+
+class Split(TypedDict):
+    """One of the two files of sequences."""
+
+    blocks: Count
+
+
+class TokenizerFacts(TypedDict):
+    """Which tokenizer made the ids."""
+
+    kind: StrictStr
+    size: Annotated[StrictInt, Field(ge=1, lt=1 << 32)]
+    sha256: StrictStr
+    end_id: Count
+
+
+class Splits(TypedDict):
+    train: Split
+    heldout: Split
+
+
+class Manifest(TypedDict):
+    """What is read of a manifest; it holds more."""
+
+    format: StrictInt
+    name: StrictStr
+    length: Annotated[StrictInt, Field(ge=1, lt=1 << 24)]
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: TokenizerFacts
+    splits: Splits
+    split: StrictStr
+    sha256: dict[Literal["train.bin", "heldout.bin", "unigram.npy", "tokenizer.json"], StrictStr]
 
 
 class Corpus:
@@ -49,13 +87,16 @@ class Corpus:
                 f"{folder} is not a prepared corpus (no manifest.json); make one with: convergeflow prepare"
             )
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_json(path, Manifest, fix="prepare the corpus again")
             if manifest["format"] != FORMAT:
                 raise UserError(
                     f"{folder} has format {manifest['format']}, this version reads {FORMAT}; prepare it again"
                 )
             corpus = cls(folder, manifest)
             for split in SPLITS:
+                files = (f"{split}.bin", "tokenizer.json", "unigram.npy")
+                if missing := [name for name in files if not (folder / name).is_file()]:
+                    raise ConvergeFlowError(f"{folder} has no {missing[0]}; prepare the corpus again")
                 expected = manifest["splits"][split]["blocks"] * corpus.length * corpus.dtype.itemsize
                 actual = (folder / f"{split}.bin").stat().st_size
                 if actual != expected:
@@ -90,12 +131,20 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.folder)
+        found, said = Tokenizer.load(self.folder), self.manifest["tokenizer"]
+        if (found.sha256, found.end_id, found.size) != (said["sha256"], said["end_id"], said["size"]):
+            raise ConvergeFlowError(f"the tokenizer in {self.folder} was changed; prepare the corpus again")
+        return found
 
     @cached_property
     def unigram(self) -> NDArray[np.float64]:
         """Share of each token in the training sequences, [vocabulary]; sums to one."""
-        counts = np.load(self.folder / "unigram.npy", allow_pickle=False)
+        try:
+            counts = np.load(self.folder / "unigram.npy", mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError, OverflowError, SyntaxError):
+            counts = np.zeros(0)
+        if counts.shape != (self.vocabulary,) or counts.dtype.kind not in "iuf" or not counts.sum() > 0:
+            raise ConvergeFlowError(f"{self.folder / 'unigram.npy'} is damaged; prepare the corpus again")
         return np.asarray(counts / counts.sum(), dtype=np.float64)
 
     @property
@@ -107,7 +156,7 @@ class Corpus:
     def verify(self) -> None:
         """Compare every file with its hash in the manifest."""
         for name, expected in self.manifest["sha256"].items():
-            if file_hash(self.folder / name) != expected:
+            if not (self.folder / name).is_file() or file_hash(self.folder / name) != expected:
                 raise ConvergeFlowError(f"{self.folder / name} was changed; prepare the corpus again")
 
     def __repr__(self) -> str:

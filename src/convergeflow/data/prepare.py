@@ -20,19 +20,26 @@ from typing import Any, BinaryIO
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
+from pydantic import StrictStr
+from typing_extensions import TypedDict
 
 from convergeflow.data import CORPORA
-from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
+from convergeflow.data.corpus import FORMAT, SPLITS, Corpus, Count
 from convergeflow.data.sources import Files, Hub, Progress, Source, find_files
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import cache_folder, file_hash, write_json
+from convergeflow.files import DRAFT, cache_folder, file_hash, read_json, sync, write_json
 from convergeflow.randomness import derive_seed
 
 DEFAULT_LENGTH = 64
 DEFAULT_VOCABULARY = {"sotu": 1024}
 OTHER_VOCABULARY = 4096
+OWN_FILES = {
+    *(f"{split}.bin" for split in SPLITS),
+    *("manifest.json", "settings.json", "unigram.npy", "tokenizer.json", "tokenizer_config.json", "progress.json"),
+}
+"""What a corpus folder holds, and nothing else."""
 
 _PIECE = 1 << 22  # characters of a long document that are encoded at once
 _BATCH = 1 << 20  # characters of short documents that are encoded at once
@@ -104,8 +111,7 @@ def _prepared(
     with _only_one(folder):
         if _is_done(folder, key):
             return Corpus.open(folder)
-        if folder.exists() and not overwrite and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
+        _check_place(folder, overwrite)
         work = _Work(folder, key, length)
         try:
             content.write(work, report)
@@ -113,6 +119,21 @@ def _prepared(
             work.leave(resumable=not isinstance(failure, UserError))
             raise
         return Corpus.open(folder)
+
+
+def _check_place(folder: Path, overwrite: bool) -> None:
+    """Refuse to write where something else is; `overwrite` is for another corpus, and for nothing but a corpus."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link: give the folder that it points to")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not overwrite:
+        raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(name for name in files - OWN_FILES if not name.startswith(DRAFT))
+    if not {"manifest.json", "train.bin"} <= files or foreign:
+        what = f"it holds {foreign[0]}" if foreign else "it has no manifest"
+        raise UserError(f"{folder} is not a corpus ({what}) and is not overwritten; choose another folder")
 
 
 def _only_one(folder: Path) -> FileLock:
@@ -160,10 +181,27 @@ def _texts(
 
 def _is_done(folder: Path, key: str) -> bool:
     try:
-        noted = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        noted = read_json(folder / "settings.json", dict[str, str])
+    except (OSError, UserError):
         return False
     return bool(noted.get("key") == key and (folder / "manifest.json").is_file())
+
+
+class Done(TypedDict):
+    """How far a corpus is: documents read, tokens and bytes of text written."""
+
+    documents: Count
+    train: Count
+    heldout: Count
+    train_bytes: Count
+    heldout_bytes: Count
+
+
+class ProgressNote(TypedDict):
+    """progress.json: what is being made, and how much of it is safely on the disk."""
+
+    key: StrictStr
+    done: Done
 
 
 class _Work:
@@ -176,14 +214,28 @@ class _Work:
         self.tokenizer: Tokenizer | None = None
         self._streams: dict[str, BinaryIO] = {}
         note = self.folder / "progress.json"
+        if os.path.lexists(self.folder) and not (self.folder.is_dir() and self._is_ours(note)):
+            raise UserError(f"{self.folder} is in the way and not left by `prepare`: move it, or choose another folder")
         if note.is_file():
-            noted = json.loads(note.read_text(encoding="utf-8"))
-            if noted.get("key") == key:
+            noted = read_json(note, ProgressNote)
+            if noted["key"] == key and (self.folder / "tokenizer.json").is_file():
                 self.done = noted["done"]
                 self.tokenizer = Tokenizer.load(self.folder)
                 return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+        write_json(note, {"key": key, "done": self.done})  # from now on the folder is known as ours
+
+    def _is_ours(self, note: Path) -> bool:
+        """Whether the folder is one that an earlier run left, at whatever moment it was stopped."""
+        try:
+            read_json(note, ProgressNote)
+        except UserError:
+            return not note.exists() and all(file.name.startswith(DRAFT) for file in self.folder.iterdir())
+        return (
+            not self.folder.is_symlink()
+            and {file.name for file in self.folder.iterdir() if not file.name.startswith(DRAFT)} <= OWN_FILES
+        )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -293,10 +345,14 @@ class _Work:
         }
         write_json(self.folder / "settings.json", {"key": self.key})
         write_json(self.folder / "manifest.json", manifest)
-        (self.folder / "progress.json").unlink()
+        for path in (*self.folder.iterdir(), self.folder):
+            sync(path)
         if self.target.exists():
             shutil.rmtree(self.target)
         self.folder.rename(self.target)
+        (self.target / "progress.json").unlink()  # last: until then the folder is known as ours
+        sync(self.target)
+        sync(self.target.parent)
 
 
 @dataclass(frozen=True)
@@ -314,6 +370,12 @@ class _Stories:
 
     def write(self, work: _Work, report: Progress) -> None:
         law, batch = stories_law(), 10_000
+        needed, free = (self.num_train + self.num_heldout) * work.length * 2, shutil.disk_usage(work.folder).free
+        if needed > free:
+            raise UserError(
+                f"{self.num_train:,} sequences of {work.length:,} tokens need {needed / 1e9:,.1f} GB on the disk, and "
+                f" {free / 1e9:,.1f} GB are free: lower `blocks`"
+            )
         work.start(stories_tokenizer())
         for split, num in (("train", self.num_train), ("heldout", self.num_heldout)):
             written = work.done[split] // work.length

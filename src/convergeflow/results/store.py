@@ -12,10 +12,13 @@ samples, hash of the weights), so a changed setting is a new point, and two stud
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convergeflow import files
-from convergeflow.errors import ConvergeFlowError
+from convergeflow.errors import ConvergeFlowError, UserError
 
 Note = Callable[[str], None]
 Arrays = dict[str, NDArray[Any]]
+DAMAGED = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+"""How numpy complains of a file of arrays that is not whole."""
 
 
 def _silent(message: str) -> None:
@@ -169,7 +174,7 @@ class Store:
         path = self.folder / "samples" / f"{digest(key)[:12]}.npz"
         facts = _read(path.with_suffix(".json"))
         if facts is not None and path.is_file():
-            with np.load(path, allow_pickle=False) as file:
+            with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}, facts
         arrays, facts = compute()
         with files.replacing(path) as draft:
@@ -197,7 +202,7 @@ def _slug(key: Mapping[str, Any]) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file; None if there is no whole one."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        record = files.read_json(path)
+    except UserError:
         return None
     return record if isinstance(record, dict) else None
