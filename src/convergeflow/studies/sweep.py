@@ -60,6 +60,8 @@ def plan(
 
 def _values(control: str, text: str) -> list[Any]:
     found: list[Any] = []
+    if not text.strip(", "):
+        raise UserError(f"no values for {control}: give them separated by commas")
     for part in (piece.strip() for piece in text.split(",")):
         if not part:
             raise UserError(f"an empty value for {control} in {text!r}: give values separated by single commas")
@@ -72,8 +74,6 @@ def _values(control: str, text: str) -> list[Any]:
         if control in WHOLE_NUMBERS and not isinstance(value, int):
             raise UserError(f"`{control}` takes whole numbers, not {part!r}")
         found.append(value)
-    if not found:
-        raise UserError(f"no values for {control}: give them separated by commas")
     if len(set(map(str, found))) < len(found):
         raise UserError(f"the values of {control} must differ: {text}")
     return found

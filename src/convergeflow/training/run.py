@@ -115,11 +115,16 @@ def train(
         _refuse_other_files(out)
     accelerator = accelerator or make_accelerator(config)
     check_memory(config, world=accelerator.num_processes)
-    with contextlib.ExitStack() as held:
-        if accelerator.is_main_process:
-            out.mkdir(parents=True, exist_ok=True)
-            held.enter_context(files.only_writer(out, f"the run in {out}"))
-        return _train(config, out, resume, init_from, reporter, accelerator)
+    try:
+        with contextlib.ExitStack() as held:
+            if accelerator.is_main_process:
+                out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(files.only_writer(out, f"the run in {out}"))
+            return _train(config, out, resume, init_from, reporter, accelerator)
+    except UserError:
+        with contextlib.suppress(OSError):  # a refused run leaves nothing behind; a folder with anything in it stays
+            out.rmdir()
+        raise
 
 
 def _refuse_other_files(out: Path) -> None:
