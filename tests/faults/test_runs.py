@@ -117,15 +117,15 @@ def test_7_a_journal_that_became_a_link_is_not_followed(copied: Path, tmp_path: 
 @pytest.mark.parametrize("name", ["train.bin", "heldout.bin", "unigram.npy", "tokenizer.json"])
 def test_8_a_changed_corpus_is_refused(tmp_path: Path, name: str, command: Command) -> None:
     folder = tmp_path / "data"
-    assert command(
-        "prepare", "stories", "--blocks", 16, "--heldout-blocks", 4, "--length", 32, "--out", folder
-    ).code == 0
+    assert (
+        command("prepare", "stories", "--blocks", 16, "--heldout-blocks", 4, "--length", 32, "--out", folder).code == 0
+    )
     path = folder / name
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)
     refused = command("train", *RECIPE, f"corpus.name={folder}", "corpus.blocks=null", "--out", tmp_path / "run")
-    assert refused.code in (1, 2) and "prepare the corpus again" in refused.line or "not a tokenizer" in refused.line
+    assert (refused.code in (1, 2) and "prepare the corpus again" in refused.line) or "not a tokenizer" in refused.line
 
 
 # --- 9: run.json is not believed against the checkpoint ---
@@ -267,7 +267,7 @@ def test_19_only_plain_files_are_replaced(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     else:
         path = Path("/dev/null")
-    with pytest.raises(UserError, match="symbolic link|device|folder"):
+    with pytest.raises(UserError, match=r"symbolic link|device|folder"):
         files.write_json(path, 1)
     assert kind != "link" or (tmp_path / "precious").read_text() == "mine"
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(files.DRAFT)] == []

@@ -17,7 +17,7 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     try:
         # Mapped first: a header may claim any size, and what is mapped must be there.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, OverflowError, SyntaxError, MemoryError, TypeError, RecursionError):
+    except Exception:  # numpy reads the header as Python and lets every way to fail at that through
         raise UserError(f"{path} is not a plain .npy array (save it with numpy.save)") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
         raise UserError(f"{path} must hold one array of real numbers")

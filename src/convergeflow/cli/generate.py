@@ -50,9 +50,9 @@ class _Job:
     @property
     def asked(self) -> dict[str, Any]:
         """The settings by which samples of this job are told from others in a file."""
-        chosen = {name: value for name, value in self.arguments.items() if name not in ("settings", "clamp")}
-        settings = self.arguments.get("settings")
-        return {**({} if settings is None else settings.describe()), **chosen, "length": self.length}
+        from convergeflow.results.sample_file import asked_of
+
+        return asked_of(self.loaded, self.arguments, self.length)
 
     @cached_property
     def plans(self) -> list[Plan]:

@@ -55,6 +55,7 @@ def sweep(
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import find_reference
+    from convergeflow.results.cost import check_request
     from convergeflow.results.draw import Measurer, origin
     from convergeflow.results.record import render
     from convergeflow.results.store import Store
@@ -66,6 +67,7 @@ def sweep(
     own = parse_knobs(knobs)
     points = study.plan(loaded, control, values, by, lambda changes: _arguments(loaded, sampling, own, changes))
     length = length or loaded.config.length
+    check_request(loaded, num, length, batch or 1)
     assessor = assessor_for(
         find_reference(corpus, loaded.tokenizer, num, length, note), scorer, device=device, say=note
     )

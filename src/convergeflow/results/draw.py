@@ -53,9 +53,7 @@ def draw(
         return model.sample(len(group), length, seeds=list(group), batch=size, **options)
 
     if keep is not None:
-        settings = options.get("settings")
-        asked = {**options, **({} if settings is None else settings.describe()), "length": length}
-        asked.pop("settings", None)
+        asked = sample_file.asked_of(model, options, length)
         name = f"{about['name']}@{about['weights']}"
         with files.only_writer(keep, str(keep)):
             sample_file.collect(keep, seeds, size, make, name, asked=asked, on_batch=advance)

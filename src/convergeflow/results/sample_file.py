@@ -12,6 +12,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -21,7 +22,11 @@ from typing_extensions import TypedDict
 from convergeflow import files
 from convergeflow.errors import UserError
 from convergeflow.sampling.integration import batches
-from convergeflow.systems.protocol import Samples
+from convergeflow.sampling.settings import Settings
+from convergeflow.systems.protocol import LanguageModel, Samples
+
+DEFAULTS = {name: value for name, value in asdict(Settings()).items() if name not in Settings().describe()}
+"""Settings that a line leaves out where they change nothing."""
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=1 << 32)]
 
@@ -165,6 +170,13 @@ def collect(
     return made
 
 
+def asked_of(model: LanguageModel, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """What tells samples of these arguments of `model.sample` from others of the same model, as settings say it."""
+    settings = options.get("settings")
+    own = {name: value for name, value in {**model.controls, **options}.items() if name not in ("settings", "clamp")}
+    return {**({} if settings is None else asdict(settings)), **own, "length": length}
+
+
 def found(
     path: Path, seeds: Sequence[int], model: str, asked: Mapping[str, Any] | None, *, cut: Path | None = None
 ) -> dict[int, dict[str, Any]]:
@@ -187,7 +199,7 @@ def _check_fits(
     """Refuse a file that holds a sample of something else than is asked for now."""
     if line["seed"] not in seeds or line["model"] != model:
         raise UserError(f"{file} holds other samples (another model or other seeds): give a new `out` or delete it")
-    settings = line["settings"]
+    settings = {**DEFAULTS, **line["settings"]}
     wanted = json.loads(json.dumps(dict(asked), default=str))
     if differing := [name for name, value in wanted.items() if name in settings and settings[name] != value]:
         raise UserError(f"{file} was made with other settings ({differing[0]}): give a new `out` or delete it")
