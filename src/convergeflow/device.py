@@ -1,21 +1,90 @@
 """Which device and which number formats to use: the only file that names an accelerator.
 
-| device | network | sampler state | why |
+| | CPU | CUDA | MPS |
 |---|---|---|---|
-| cuda | bfloat16 autocast | float64 | tensor cores; the state is tiny |
-| mps  | float32 | float32 | the device has no float64 |
-| cpu  | float32 | float64 | bfloat16 is slower than float32 on CPUs without bf16 units |
+| trunk | float32 | bfloat16 autocast | float32 |
+| base logits <h, W_j> | float32 | bfloat16 operands, float32 sums | float32 |
+| kernel <x, e_j> | float32 | float32 accuracy on tensor cores | float32 |
+| mean E^T w | float32 | bfloat16 operands, float32 sums | float32 |
+| state | float64 | float64 | float32: the device has no float64 |
+
+bfloat16 is slower than float32 on CPUs without units for it. `precision_of` is this table, and everything reads it; a
+CUDA device without bfloat16 takes the CPU's column.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from convergeflow.errors import UserError
+from convergeflow.errors import UserError, unknown_name
 
 NAMES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A column of the table: formats of operands; sums are float32 or better."""
+
+    trunk: torch.dtype
+    base: torch.dtype
+    kernel: torch.dtype
+    mean: torch.dtype
+    state: torch.dtype
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """What the trunk runs under; None if it runs in its own format."""
+        return self.trunk if self.trunk.itemsize < 4 else None
+
+    def described(self) -> dict[str, str]:
+        """For records."""
+        return {name: str(dtype).removeprefix("torch.") for name, dtype in asdict(self).items()}
+
+
+FULL = Precision(torch.float32, torch.float32, torch.float32, torch.float32, torch.float64)
+DOUBLE = Precision(*(torch.float64,) * 5)
+HALF = Precision(torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16, torch.float64)
+SINGLE = Precision(*(torch.float32,) * 5)
+PRECISIONS = {"float32": FULL, "float64": DOUBLE}
+"""What a user can choose in place of the device's own column."""
+
+_chosen: list[str] = []
+
+
+def precision_of(device: torch.device, table: torch.dtype = torch.float32) -> Precision:
+    """The formats on a device; a float64 table is computed in float64 throughout."""
+    if table == torch.float64:
+        return DOUBLE
+    if _chosen:
+        return PRECISIONS[_chosen[-1]] if device.type != "mps" else SINGLE
+    if device.type == "mps":
+        return SINGLE
+    return HALF if device.type == "cuda" and torch.cuda.is_bf16_supported() else FULL
+
+
+@contextmanager
+def chosen_precision(name: str | None) -> Iterator[None]:
+    """float32 or float64 throughout, for a while; None leaves the device its own formats."""
+    if name is not None and name not in PRECISIONS:
+        raise unknown_name("precision", name, tuple(PRECISIONS))
+    _chosen.extend([] if name is None else [name])
+    try:
+        yield
+    finally:
+        if name is not None:
+            _chosen.pop()
+
+
+def trunk_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """What the trunk runs in on a device: its format of the table."""
+    dtype = precision_of(device).autocast
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -32,15 +101,84 @@ def choose_device(name: str = "auto") -> Placement:
         raise UserError(f"unknown device {name!r} (known: {', '.join(NAMES)})")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError("device 'cuda' is not available in this PyTorch; use `device` cpu")
-        return Placement(torch.device("cuda"), torch.bfloat16 if torch.cuda.is_bf16_supported() else None)
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' is not available in this PyTorch; use `device` cpu")
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps' is not available on this machine; use `device` cpu")
-    return Placement(torch.device(name), None)
+    device = torch.device(name)
+    return Placement(device, precision_of(device).autocast)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """In memory that a copy to the device need not wait for, if the device has such."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def state_dtype_of(device: torch.device) -> torch.dtype:
     """The most precise format for the sampler's state on a device."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of a device, in bytes."""
+
+    total: int
+    free: int
+
+    @property
+    def spare(self) -> int:
+        """What one part of the work may take beside the rest: an eighth of the device, at most half of what is free.
+
+        The first bound comes first on purpose: where memory is plenty, what is kept depends on the device alone, and
+        two runs round alike.
+        """
+        return min(self.total // 8, self.free // 2)
+
+
+UNKNOWN_MEMORY = Memory(8 << 30, 4 << 30)
+"""Where the device does not tell."""
+
+
+def memory_of(device: torch.device) -> Memory:
+    """How much memory a device has, and how much of it can still be had."""
+    if device.type != "cuda":
+        return UNKNOWN_MEMORY
+    free, total = torch.cuda.mem_get_info(device)
+    # What the allocator holds and nobody uses can be had as well.
+    return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+TRITON_BACKEND = "cuda"
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels, and the library's products with float32 sums, run there."""
+    return device.type == TRITON_BACKEND
+
+
+def current_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the tensors'."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what was asked of it: clocks are read after this."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def peak_bytes(device: torch.device, *, reset: bool = False) -> int | None:
+    """The most memory that tensors have taken on a device since the last reset; None where it is not counted."""
+    if device.type != "cuda":
+        return None
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device)
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def name_of(device: torch.device) -> str:
+    """What the device calls itself."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type

@@ -59,7 +59,7 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
     """A model ready to use, with its tokenizer if the folder holds one."""
     # Finding models must not load torch; loading one does.
     from convergeflow.data.tokenizer import Tokenizer
-    from convergeflow.device import choose_device
+    from convergeflow.device import choose_device, precision_of
     from convergeflow.systems.config import read_config
     from convergeflow.systems.protocol import read_tensors
 
@@ -75,7 +75,8 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
             raise UserError(
                 f"the tokenizer in {folder} has {model.tokenizer.size} tokens, the model {model.config.vocabulary}"
             )
-    return model.to(choose_device(device).device)
+    model.to(choose_device(device).device)
+    return model.double() if precision_of(model.device).trunk.itemsize == 8 else model
 
 
 def weights_hash(folder: Path) -> str:

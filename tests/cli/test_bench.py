@@ -64,3 +64,18 @@ def test_a_process_is_charged_for_what_it_computes() -> None:
 def test_mistakes_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "head", *arguments]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_everything_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "all", "--device", "cpu", "--repeats", "1", "--out", str(tmp_path)]) == 0
+    stored = json.loads((tmp_path / "all-cpu-small.json").read_text())
+    shown = capsys.readouterr().out
+    assert len(stored["verdict"]) == 3 and all(line in shown for line in stored["verdict"])
+    assert main(["bench", "all", "--device", "gpu"]) == 2
+    assert "unknown device 'gpu'" in capsys.readouterr().err
+
+
+def test_predictions_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "roofline", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["met"] == {"sampling_ms_per_sequence_and_call": True, "training_us_per_token": True}

@@ -160,7 +160,7 @@ def test_known_text_needs_a_tokenizer(model: str, capsys: pytest.CaptureFixture[
         (["--freeze-weight", "0.9"], "without --freeze"),
         (["--self-condition", "previous", "--scg", "3"], "recursive self-conditioning only"),
         (["--set", "temperature=0.5"], "temperature"),
-        (["--precision", "float16"], "float32 or float64"),
+        (["--precision", "float16"], "'float32', 'float64'"),
     ],
 )
 def test_mistakes_are_one_line_with_the_fix(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,13 @@ def test_everything_is_listed_without_loading_what_it_names() -> None:
 def test_generate_loads_only_what_it_needs() -> None:
     loaded = imported("generate", "--num", "1", "--nfe", "2")
     assert not loaded & {"transformers", "matplotlib", "scipy", "accelerate", "datasets", "rich", "pandas"}
+
+
+def test_threads_wait_without_spinning_unless_the_user_says_otherwise() -> None:
+    """What the thread library says of itself in a process that began as a command."""
+    code = "import sys; from convergeflow.cli.main import main; main(['list', '--json']); import torch"
+    for given, policy in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        environment |= {"OMP_DISPLAY_ENV": "TRUE"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr

@@ -10,6 +10,7 @@ import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,8 +207,8 @@ def test_16_a_signal_to_one_process_ends_all_alike(tmp_path: Path, monkeypatch: 
 
     step = Trainer._train_step
 
-    def asked_elsewhere(self: Trainer, number: int, stop: bool) -> tuple[dict[str, float], bool]:
-        return step(self, number, stop)[0], number == 1  # what the exchange says when another process got the signal
+    def asked_elsewhere(self: Trainer, number: int, *given: Any) -> tuple[dict[str, float], bool]:
+        return step(self, number, *given)[0], number == 1  # what the exchange says when another process got the signal
 
     monkeypatch.setattr(Trainer, "_train_step", asked_elsewhere)
     ended = run.train(resolve(RECIPE[0], RECIPE[1:]), tmp_path / "run")

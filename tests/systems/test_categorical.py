@@ -29,8 +29,8 @@ class FixedDraws:
     def __init__(self, numbers: list[float]) -> None:
         self.numbers = torch.tensor(numbers, dtype=torch.float64)
 
-    def uniform(self, positions: int, vocabulary: int) -> Tensor:
-        return self.numbers.expand(1, positions, vocabulary).clone()
+    def log_exponential(self, positions: int, vocabulary: int, dtype: torch.dtype) -> Tensor:
+        return (-self.numbers.log()).log().expand(1, positions, vocabulary)
 
 
 def test_a_rare_token_wins_its_race_only_in_float64() -> None:

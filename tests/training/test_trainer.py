@@ -90,11 +90,11 @@ def stop_after(trainer: Any, step: int) -> None:
     """Send this process Ctrl-C during the given step."""
     original = trainer._train_step
 
-    def watched(current: int, stop: bool) -> Any:
+    def watched(current: int, tokens: Any, stop: bool) -> Any:
         if current + 1 == step:
             os.kill(os.getpid(), signal.SIGINT)
             stop = True
-        return original(current, stop)
+        return original(current, tokens, stop)
 
     trainer._train_step = watched
 
@@ -172,9 +172,9 @@ def test_non_finite_loss_stops_before_the_update_and_names_step_and_batch(tmp_pa
         trainers.append(trainer)
         original = trainer._train_step
 
-        def watched(current: int, stop: bool) -> Any:
+        def watched(current: int, tokens: Any, stop: bool) -> Any:
             trainer.model.poison = current == 5
-            return original(current, stop)
+            return original(current, tokens, stop)
 
         trainer._train_step = watched
 

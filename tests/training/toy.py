@@ -162,7 +162,7 @@ def run_toy(
         _die_at_rename(die_at_rename)
     if stop_at and accelerator.is_main_process:
         original = trainer._train_step
-        trainer._train_step = lambda step, stop: original(step, stop or step + 1 == stop_at)  # type: ignore[method-assign]
+        trainer._train_step = lambda step, tokens, stop: original(step, tokens, stop or step + 1 == stop_at)  # type: ignore[method-assign]
     return trainer.run(resume=resume)
 
 

@@ -51,7 +51,7 @@ def build(size: Size) -> ConvergeFlowModel:
     return model
 
 
-def plain_twin(model: ConvergeFlowModel, *, copy: bool = False) -> PlainModel:
+def plain_twin(model: ConvergeFlowModel, kind: type[PlainModel] = PlainModel, *, copy: bool = False) -> PlainModel:
     """The plain model on the same weights, or on a copy of them that can be trained."""
     weights = {name: value.detach() for name, value in model.network.state_dict().items()}
     if copy:
@@ -59,4 +59,4 @@ def plain_twin(model: ConvergeFlowModel, *, copy: bool = False) -> PlainModel:
             name: value.clone().requires_grad_(name not in ("embedding.weight", "log_unigram"))
             for name, value in weights.items()
         }
-    return PlainModel(weights, model.config.heads, model.config.dropout)
+    return kind(weights, model.config.heads, model.config.dropout)

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.models import Size, build, plain_twin
+from convergeflow.benchmarks.plain import PlainModel
+from convergeflow.device import trunk_autocast
 from convergeflow.flow.guidance import Controls
-from convergeflow.sampling.driver import SHARED_SCORES_BYTES, Driver
+from convergeflow.sampling.driver import Driver
 from convergeflow.sampling.integration import cohort
 from convergeflow.sampling.settings import Freeze, Settings
 
+CPU = torch.device("cpu")
 CALLS_PER_POINT = 9
 """The headline spends 64 calls on 7 points."""
 GRID = (0.5, 0.93)
@@ -38,12 +41,15 @@ def settings_for(points: int) -> Settings:
 class Contest:
     """One model, one starting noise, every way to sample it."""
 
-    def __init__(self, size: Size, points: int) -> None:
-        self.size = size
-        self.model = build(size).eval()
+    def __init__(
+        self, size: Size, points: int, kind: type[PlainModel] = PlainModel, device: torch.device = CPU
+    ) -> None:
+        self.size, self.kind, self.device = size, kind, device
+        self.model = build(size).eval().to(device)
         self.settings = settings_for(points)
         rng = torch.Generator().manual_seed(2)
-        self.noise = torch.randn(size.sample_batch, size.length, size.width, generator=rng, dtype=torch.float64)
+        noise = torch.randn(size.sample_batch, size.length, size.width, generator=rng, dtype=torch.float64)
+        self.noise = noise.to(device)
 
     def named(self) -> dict[str, Callable[[], Tensor]]:
         """Contestant -> function that returns tokens."""
@@ -52,15 +58,18 @@ class Contest:
     def ours(self, *, shared: bool, freeze: bool = False) -> Tensor:
         settings = replace(self.settings, freeze=Freeze() if freeze else None)
         batch = cohort(self.model.bind(), settings, self.noise)
-        driver = Driver(SHARED_SCORES_BYTES if shared else 0)
+        driver = Driver(None if shared else 0)
         driver.add(batch)
-        driver.run()
+        with trunk_autocast(self.device):
+            driver.run()
         return batch.end().decoded.by("weight")
 
     def plain(self) -> Tensor:
         plan = self.settings.plan(self.model.schedule)
         gammas = plan.points.gamma.tolist()
-        return plain.sample(plain_twin(self.model), self.noise, gammas, plan.allocation.refinements, plan.w_scg)
+        model = plain_twin(self.model, self.kind)
+        with self.device:  # it makes its constants on the default device
+            return plain.sample(model, self.noise, gammas, plan.allocation.refinements, plan.w_scg)
 
 
 @torch.no_grad()

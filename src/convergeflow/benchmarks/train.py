@@ -15,12 +15,15 @@ from torch import Tensor
 from convergeflow.benchmarks import measure, plain
 from convergeflow.benchmarks.head import Shape, training_flops
 from convergeflow.benchmarks.models import Size, build, plain_twin
+from convergeflow.benchmarks.plain import PlainModel
+from convergeflow.device import trunk_autocast
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws
 from convergeflow.training.config import EmaConfig, OptimizerConfig, StageConfig
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.optimizer import StageOptimizer
 
+CPU = torch.device("cpu")
 RATE = 1e-5
 MEMORY = ("peak_rss_mb", "beyond_state_mb")
 DECAY = 0.9999
@@ -46,9 +49,9 @@ class Batch:
 class Ours:
     """The package's own loss, optimizer and average."""
 
-    def __init__(self, size: Size, recompute: bool = False) -> None:
-        self.batch = Batch(size)
-        self.model = build(size)
+    def __init__(self, size: Size, recompute: bool = False, device: torch.device = CPU) -> None:
+        self.batch, self.device = Batch(size), device
+        self.model = build(size).to(device)
         stage = StageConfig(name="bench", steps=1, objective="mse", lr=RATE, self_condition=size.self_condition)
         self.model.enter_stage(stage)
         self.model.train()
@@ -60,9 +63,9 @@ class Ours:
     def step(self) -> float:
         torch.manual_seed(self.count)
         step = self.count
-        loss = self.model.loss(
-            self.batch.tokens(step), times=self.batch.times(step), draws=self.batch.draws(step)
-        ).total
+        tokens = self.batch.tokens(step).to(self.device)
+        with trunk_autocast(self.device):
+            loss = self.model.loss(tokens, times=self.batch.times(step), draws=self.batch.draws(step)).total
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -77,11 +80,11 @@ class Ours:
 class Plain:
     """The plain loss with the library's default AdamW and an average written as in the paper's recipe."""
 
-    def __init__(self, size: Size) -> None:
-        self.batch = Batch(size)
+    def __init__(self, size: Size, kind: type[PlainModel] = PlainModel, device: torch.device = CPU) -> None:
+        self.batch, self.device = Batch(size), device
         model = build(size)
         self.schedule = model.schedule
-        self.model = plain_twin(model, copy=True)
+        self.model = plain_twin(model.to(device), kind, copy=True)
         del model
         self.trained = [weight for weight in self.model.weights.values() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=RATE, weight_decay=0.0)
@@ -96,7 +99,9 @@ class Plain:
         active = torch.zeros(size.train_batch, dtype=torch.bool)
         if size.self_condition > 0:
             active = draws.uniform() < size.self_condition
-        loss = plain.loss(self.model, self.batch.tokens(self.count), gamma, noise, active)
+        inputs = (each.to(self.device) for each in (self.batch.tokens(self.count), gamma, noise, active))
+        with self.device:  # the plain model makes its constants on the default device
+            loss = plain.loss(self.model, *inputs)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -3,6 +3,7 @@
 Example:
   convergeflow bench head --size small
   convergeflow bench sample --size paper --json
+  convergeflow bench all --device cuda --size paper --out .
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import typer
 
 from convergeflow.cli.console import note, print_json, print_table
-from convergeflow.cli.options import Json
+from convergeflow.cli.options import Device, Json
 from convergeflow.errors import UserError
 from convergeflow.files import write_text
 
@@ -95,6 +96,46 @@ def startup(
     _deliver("startup", "seconds", contest.run(repeats), None, as_json)
 
 
+@app.command("all")
+def all_(
+    device: Device = "auto",
+    size: SizeName = typer.Option("small", help="small: a minute or two; paper: 12 x 768, V = 50257, minutes."),
+    repeats: int = typer.Option(3, min=1, help="Counted rounds; the median is reported."),
+    out: Path | None = typer.Option(None, help="Folder for the record: all-DEVICE-SIZE.json."),
+    as_json: Json = False,
+) -> None:
+    """Measure head, sampling and training against the plain transcription, with roofline and verdict, in one run.
+
+    On a GPU the plain side runs in the published code's own formats: bfloat16 trunk, TF32 kernel, float64 logits. The
+    record is made to be sent: it says what the device is and what its own matrix products reach.
+
+    Example:
+      convergeflow bench all --device cuda --size paper --out .
+    """
+    _prepare(None)
+    from convergeflow.benchmarks import everything
+
+    record = everything.run(device, size, repeats)
+    _deliver(f"all-{device}", size, record, out, as_json, picture=False)
+    if not as_json:
+        for line in record["verdict"]:
+            print(line)
+
+
+@app.command()
+def roofline(
+    out: Path | None = typer.Option(None, help="Folder for the record: roofline-paper.json."), as_json: Json = False
+) -> None:
+    """Predict the paper's size on GPUs from arithmetic: ours and the published code, part by part.
+
+    Example:
+      convergeflow bench roofline --json
+    """
+    from convergeflow.benchmarks import roofline as arithmetic
+
+    _deliver("roofline", "paper", arithmetic.run(), out, as_json, picture=False)
+
+
 def _prepare(threads: int | None) -> None:
     import torch
 
@@ -104,15 +145,18 @@ def _prepare(threads: int | None) -> None:
     torch.set_num_threads(threads or cores)
 
 
-def _deliver(what: str, size: str, record: dict[str, Any], out: Path | None, as_json: bool) -> None:
+def _deliver(
+    what: str, size: str, record: dict[str, Any], out: Path | None, as_json: bool, picture: bool = True
+) -> None:
     record = {"what": what, "name": size, **record}
     if out is not None:
-        from convergeflow.benchmarks.picture import draw
-
         file = out / f"{what}-{size}.json"
         write_text(file, json.dumps(record, indent=2) + "\n")
-        draw(record, file.with_suffix(".png"))
-        note(f"wrote {file} and {file.with_suffix('.png').name}")
+        if picture:
+            from convergeflow.benchmarks.picture import draw
+
+            draw(record, file.with_suffix(".png"))
+        note(f"wrote {file}" + (f" and {file.with_suffix('.png').name}" if picture else ""))
     if as_json:
         print_json(record)
         return

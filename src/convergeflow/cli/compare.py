@@ -35,6 +35,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder; what is finished in it is kept. [default: out/compare-CORPUS]")
     ] = None,
+    precision: options.Precision = None,
     device: options.Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,

@@ -42,6 +42,7 @@ def evaluate(
         Path | None, typer.Option(help="Keep the samples in this JSONL file; a stopped run goes on from it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the record (JSON) here.")] = None,
+    precision: options.Precision = None,
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -118,10 +118,7 @@ def generate(
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
     ] = True,
-    precision: Annotated[
-        Literal["float32", "float64"] | None,
-        typer.Option(help="Format of the network: float32 or float64. [default: float32, with --logits float64]"),
-    ] = None,
+    precision: options.Precision = None,
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -136,7 +133,6 @@ def generate(
       convergeflow generate --prompt "Once there was a"
     """
     from convergeflow.results.cost import check_request
-    from convergeflow.sampling.integration import default_batch
 
     options.check_files(out, logits)
     rank, world, wait = _processes()
@@ -150,9 +146,9 @@ def generate(
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
     length, known = _known(loaded, prompt, infill, gap, length)
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
-    if "settings" not in arguments and (noise or logits or trace or precision):
-        raise UserError(f"`noise`, `logits`, `trace` and `precision` are for flows with settings, not {loaded.method}")
-    size = batch or min(num, default_batch(length, loaded.config.vocabulary))
+    if "settings" not in arguments and (noise or logits or trace):
+        raise UserError(f"`noise`, `logits` and `trace` are for flows with settings, not {loaded.method}")
+    size = batch or min(num, loaded.batch_size(length))
     check_request(loaded, num, length, size, out if streams else None)
     name += _mark(known.get("clamp"))
     job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start)
@@ -165,17 +161,14 @@ def generate(
 
 
 def _load(model: str, device: str, precision: str | None, *, with_logits: bool) -> tuple[LanguageModel, str]:
-    """A model in the wanted precision, and a name that tells it from others."""
-    import torch
-
+    """A model, and a name that tells it from others."""
     from convergeflow import zoo
-    from convergeflow.device import state_dtype_of
 
     loaded = zoo.load_model(model, device=device)
     name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
-    if precision is None and with_logits and state_dtype_of(loaded.device) == torch.float64:
-        precision = "float64"  # who asks for logits compares them, and strong guidance amplifies rounding
-    return (loaded.double(), f"{name}+float64") if precision == "float64" else (loaded, name)
+    if precision is None and with_logits and loaded.precision.state.itemsize == 8:
+        loaded.double()  # who asks for logits compares them, and strong guidance amplifies rounding
+    return loaded, f"{name}+float64" if loaded.precision.trunk.itemsize == 8 else name
 
 
 def _known(
@@ -183,7 +176,7 @@ def _known(
 ) -> tuple[int, dict[str, Any]]:
     """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
     from convergeflow.results.cost import check_length, longest
-    from convergeflow.sampling.prompt import followed_by_unknown, known_text
+    from convergeflow.systems.prompt import followed_by_unknown, known_text
 
     clamp = known_text(loaded.tokenizer, prompt, infill, gap, longest(loaded))
     if clamp is None:

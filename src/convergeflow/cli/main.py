@@ -143,6 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in options if word != "--debug"] + words[len(options) :]
     # Loading problems are reported by our own one line; transformers would print a table first.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Threads that spin while they wait take the cores from what they wait for, as soon as anything else runs here.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     application = build()
     try:
         number_of_processes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -37,6 +37,20 @@ Corpus = Annotated[
     typer.Option(help="Real text: stories, a prepared corpus by name or folder. [default: by the tokenizer]"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+
+def _compute_in(context: typer.Context, name: str | None) -> str | None:
+    if name is not None:
+        from convergeflow.device import chosen_precision
+
+        context.with_resource(chosen_precision(name))
+    return name
+
+
+Precision = Annotated[
+    Literal["float32", "float64"] | None,
+    typer.Option(callback=_compute_in, help="float32 or float64 throughout. [default: what suits the device]"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -15,6 +15,7 @@ def reproduce(
         str, typer.Option(help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper.")
     ] = "test",
     out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",
+    precision: options.Precision = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments with their cost and stop.")] = False,
     json: options.Json = False,
 ) -> None:

@@ -40,6 +40,7 @@ def sweep(
     out: Annotated[
         Path, typer.Option(help="Folder for records, figure, table and page; finished points in it are not made again.")
     ] = Path("out/sweep"),
+    precision: options.Precision = None,
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:

@@ -53,6 +53,10 @@ class Coefficients:
         """The noise level of each row [B] at each of its `length` positions, [B, length]."""
         return Coefficients(self.alpha[:, None].expand(-1, length), self.sigma[:, None].expand(-1, length))
 
+    def to(self, device: torch.device) -> Coefficients:
+        """The same on another device."""
+        return Coefficients(self.alpha.to(device), self.sigma.to(device))
+
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
         return Coefficients(self.alpha.expand(rows), self.sigma.expand(rows))
@@ -98,12 +102,16 @@ class Linear:
         return {"kind": "linear"}
 
 
+def variance_preserving(gamma: Tensor) -> Coefficients:
+    """alpha^2 = sigmoid(-gamma), sigma^2 = sigmoid(gamma)."""
+    return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+
+
 class _VariancePreserving:
     """alpha^2 + sigma^2 = 1."""
 
     def at_gamma(self, gamma: Tensor | float) -> Coefficients:
-        gamma = _as_times(gamma)
-        return Coefficients(torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt())
+        return variance_preserving(_as_times(gamma))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
 
 `head.py` says what this means. It is attention over the vocabulary, so it runs in tiles (some rows x some tokens) with
 a running maximum and sum. The backward pass makes the tiles again, or uses those kept from the forward pass as far as
-a fixed budget of memory goes. Summaries of w come from the same pass.
+a fixed budget of memory goes. Summaries of w come from the same pass. The tiles here are a CPU's; `accelerated.py` has
+those of other devices, and `_way` chooses.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from convergeflow.device import memory_of
 from convergeflow.errors import UserError
 
 CPU_TILE = 1024
@@ -33,6 +35,8 @@ KEEP_ALL_BYTES = 160 << 20
 """Up to this size all unnormalised weights are kept for the backward pass, which then makes nothing again."""
 KEEP_SOME_BYTES = 80 << 20
 """How much of a larger set is kept: the rest is made again, and memory stays a fraction of the logits'."""
+SHARED_SCORES_BYTES = 1 << 28
+"""Kernel scores <x, e_j> are kept for the passes at a grid point up to this size, on a CPU."""
 
 LARGEST_MASS = 1e17
 """Sum of the weights of a tile, relative to an earlier tile's peak, up to which no sum can overflow float32."""
@@ -105,7 +109,7 @@ def weigh(
     as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
     """
     operands = _flatten(h, weight, bias, x, kernel, table, scores, targets)
-    plan = _Plan(token, top_weight, entropy, tile, keep)
+    plan = Plan(token, top_weight, entropy, tile, keep)
     found = _run(operands, plan)
     mu, *rest = (None if part is None else part.reshape(*h.shape[:-1], *part.shape[1:]) for part in found)
     return Weighted(mu, *rest)  # type: ignore[arg-type]
@@ -118,14 +122,13 @@ def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
     with no_autocast(table), exact_products():
         if torch.is_grad_enabled() and (x.requires_grad or table.requires_grad):
             return x @ table.T
-        flat = x.reshape(-1, x.shape[-1])
-        grid = _Grid(flat.shape[0], table.shape[0], None, table.device)
-        # Rows on cache lines, and tiles: one wide product with 50,257 columns runs at two thirds of the speed.
-        out = _aligned_empty(len(flat), len(table), table)
-        for rows in grid.row_blocks():
-            for tokens in grid.token_tiles():
-                torch.mm(flat[rows], table[tokens].T, out=out[rows, tokens])
+        out = _way(table).scores(x.reshape(-1, x.shape[-1]), table)
     return out.view(*x.shape[:-1], out.shape[1])
+
+
+def scores_room(device: torch.device) -> int:
+    """How many bytes of kernel scores may be kept: a device with memory of its own says what it has to spare."""
+    return SHARED_SCORES_BYTES if device.type == "cpu" else memory_of(device).spare
 
 
 @torch.no_grad()
@@ -185,7 +188,7 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What to return and how much memory to use."""
 
     token: bool
@@ -195,7 +198,7 @@ class _Plan(NamedTuple):
     keep: int | None
 
 
-class _Operands(NamedTuple):
+class Operands(NamedTuple):
     """The operands with positions flattened to rows and in one number format."""
 
     h: Tensor
@@ -208,7 +211,7 @@ class _Operands(NamedTuple):
     targets: Tensor | None
 
 
-class _Outputs(NamedTuple):
+class Outputs(NamedTuple):
     mu: Tensor
     log_normaliser: Tensor
     token: Tensor | None
@@ -226,14 +229,14 @@ def _flatten(
     table: Tensor,
     scores: Tensor | None,
     targets: Tensor | None,
-) -> _Operands:
+) -> Operands:
     dtype = arithmetic(table)
     positions = h.shape[:-1]
 
     def per_position(part: Tensor | None) -> Tensor | None:
         return None if part is None else part.to(dtype).expand(positions).reshape(-1)
 
-    return _Operands(
+    return Operands(
         h=h.to(dtype).reshape(-1, h.shape[-1]),
         weight=weight.to(dtype),
         bias=None if bias is None else bias.to(dtype),
@@ -245,22 +248,46 @@ def _flatten(
     )
 
 
-def _run(operands: _Operands, plan: _Plan) -> _Outputs:
+class Way(Protocol):
+    """How the head is computed: on a CPU here, elsewhere by `accelerated.Accelerated`."""
+
+    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+        """What was asked for and, with `keep`, what the backward pass can use."""
+
+    def backward(
+        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+    ) -> list[Tensor | None]:
+        """The gradients of the operands, in their order."""
+
+    def scores(self, x: Tensor, table: Tensor) -> Tensor:
+        """<x, e_j> of rows x [N, d], [N, V]."""
+
+
+def _way(table: Tensor) -> Way:
+    """The one place that chooses: cache-sized tiles on a CPU, elsewhere Triton or what stands in for it."""
+    if table.device.type == "cpu":
+        return _CpuTiles()
+    from convergeflow.model.accelerated import accelerated
+
+    return accelerated(table)
+
+
+def _run(operands: Operands, plan: Plan) -> Outputs:
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in operands):
-        return _Outputs(*_Weigh.apply(plan, *operands))
-    return _forward(operands, plan, None)
+        return Outputs(*_Weigh.apply(plan, *operands))
+    with no_autocast(operands.table):
+        return _way(operands.table).forward(operands, plan, keep=False)[0]
 
 
 class _Weigh(torch.autograd.Function):
     """d logits_j = w_j (g . e_j - g . mu + g_normaliser + g_ce) - g_ce [j = target], then the chain rule."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, *operands: Tensor | None) -> _Outputs:
-        parts = _Operands(*operands)  # type: ignore[arg-type]
-        standard = kept_bytes(len(parts.h), len(parts.table), parts.h.element_size())
-        kept = _Kept(standard if plan.keep is None else plan.keep)
-        outputs = _forward(parts, plan, kept)
-        ctx.plan, ctx.kept = plan, kept
+    def forward(ctx: Any, plan: Plan, *operands: Tensor | None) -> Outputs:
+        parts = Operands(*operands)  # type: ignore[arg-type]
+        ctx.plan, ctx.way = plan, _way(parts.table)
+        with no_autocast(parts.table):
+            outputs, ctx.kept = ctx.way.forward(parts, plan, keep=True)
         ctx.save_for_backward(outputs.mu, outputs.log_normaliser, *operands)
         details = (outputs.token, outputs.top_weight, outputs.entropy)
         ctx.mark_non_differentiable(*(part for part in details if part is not None))
@@ -271,19 +298,42 @@ class _Weigh(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         mu, log_normaliser, *operands = ctx.saved_tensors
-        outputs = _Outputs(mu, log_normaliser, None, None, None, None)
+        outputs = Outputs(mu, log_normaliser, None, None, None, None)
+        parts, needs = Operands(*operands), Operands(*ctx.needs_input_grad[1:])
         with no_autocast(log_normaliser):
-            backward = _Backward(_Operands(*operands), ctx.plan, ctx.kept, outputs, _Outputs(*gradients))  # type: ignore[arg-type]
-            given = backward.run(_Operands(*ctx.needs_input_grad[1:]))
+            given = ctx.way.backward(parts, ctx.plan, ctx.kept, outputs, Outputs(*gradients), needs)  # type: ignore[arg-type]
         return None, *given
 
 
-def _forward(operands: _Operands, plan: _Plan, kept: _Kept | None) -> _Outputs:
+class _CpuTiles:
+    """The head in tiles that stay in a CPU's outer cache."""
+
+    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+        standard = kept_bytes(len(operands.h), len(operands.table), operands.h.element_size())
+        kept = Kept(standard if plan.keep is None else plan.keep) if keep else None
+        return _forward(operands, plan, kept), kept
+
+    def backward(
+        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+    ) -> list[Tensor | None]:
+        return _Backward(operands, plan, kept, outputs, gradients).run(needs)
+
+    def scores(self, x: Tensor, table: Tensor) -> Tensor:
+        grid = _Grid(len(x), len(table), None, table.device)
+        # Rows on cache lines, and tiles: one wide product with 50,257 columns runs at two thirds of the speed.
+        out = aligned_empty(len(x), len(table), table)
+        for rows in grid.row_blocks():
+            for tokens in grid.token_tiles():
+                torch.mm(x[rows], table[tokens].T, out=out[rows, tokens])
+        return out
+
+
+def _forward(operands: Operands, plan: Plan, kept: Kept | None) -> Outputs:
     """One pass over rows and vocabulary; tiles that fit are left in `kept` for the backward pass."""
     table, targets = operands.table, operands.targets
     num = operands.h.shape[0]
     grid = _Grid(num, table.shape[0], plan.tile, table.device)
-    with torch.no_grad(), no_autocast(table):
+    with torch.no_grad():
         tile_logits = _TileLogits(operands)
         mu = table.new_empty(num, table.shape[1])
         log_normaliser = table.new_empty(num)
@@ -295,11 +345,11 @@ def _forward(operands: _Operands, plan: _Plan, kept: _Kept | None) -> _Outputs:
             running = _Running(plan)
             for tokens in grid.token_tiles():
                 room = None if kept is None else kept.room(rows, tokens, table)
-                shift = running.guess(table.device)
+                shift = running.guess()
                 out = grid.buffer(0, rows, tokens, table) if room is None else room
                 tile = tile_logits.fill(out, rows, tokens, shift)
                 if target_logit is not None and targets is not None:
-                    place, inside = _within(targets[rows], tokens)
+                    place, inside = within(targets[rows], tokens)
                     found = tile.gather(1, place)[:, 0] + (0.0 if shift is None else shift)
                     target_logit[rows] += torch.where(inside, found, 0.0)
                 if shift is None or not running.add_shifted(tile, tokens, mu[rows], table):
@@ -309,13 +359,13 @@ def _forward(operands: _Operands, plan: _Plan, kept: _Kept | None) -> _Outputs:
                     kept.tiles[rows.start, tokens.start] = (room, running.peak)
             running.close(rows, mu, log_normaliser, token, top_weight, entropy)
         surprise = None if target_logit is None else log_normaliser - target_logit
-    return _Outputs(mu, log_normaliser, token, top_weight, entropy, surprise)
+    return Outputs(mu, log_normaliser, token, top_weight, entropy, surprise)
 
 
 class _Backward:
     """The backward pass: tile by tile the change of the logits, and what it adds to each operand's gradient."""
 
-    def __init__(self, operands: _Operands, plan: _Plan, kept: _Kept, outputs: _Outputs, gradients: _Outputs) -> None:
+    def __init__(self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs) -> None:
         self.operands, self.kept, self.log_normaliser = operands, kept, outputs.log_normaliser
         self.grid = _Grid(operands.h.shape[0], operands.table.shape[0], plan.tile, operands.table.device)
         self.tile_logits = _TileLogits(operands)
@@ -328,7 +378,7 @@ class _Backward:
             if part is not None:
                 self.offset += part
 
-    def run(self, needs: _Operands) -> list[Tensor | None]:
+    def run(self, needs: Operands) -> list[Tensor | None]:
         """The gradients of the operands, in their order."""
         h, weight, bias, x, _, table, _, _ = self.operands
         d_h = torch.empty_like(h) if needs.h else None
@@ -351,7 +401,7 @@ class _Backward:
                     d_table[tokens].addmm_(change.T, self.tile_logits.scaled[rows])
         return [d_h, d_weight, d_bias, *self._unscaled(d_scaled, needs), d_table, None, None]
 
-    def _unscaled(self, d_scaled: Tensor | None, needs: _Operands) -> tuple[Tensor | None, Tensor | None]:
+    def _unscaled(self, d_scaled: Tensor | None, needs: Operands) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of x and of the kernel from that of their product."""
         x, kernel = self.operands.x, self.operands.kernel
         if d_scaled is None or x is None or kernel is None:
@@ -380,7 +430,7 @@ class _Backward:
             change = torch.mm(pull, table[tokens].T, out=self.grid.buffer(1, rows, tokens, table))
             change.add_(lift[:, None]).mul_(share)
         if self.g_cross is not None and targets is not None:
-            place, inside = _within(targets[rows], tokens)
+            place, inside = within(targets[rows], tokens)
             change.scatter_add_(1, place, torch.where(inside, -self.g_cross[rows], 0.0)[:, None])
         return change
 
@@ -388,7 +438,7 @@ class _Backward:
 class _TileLogits:
     """Makes the logits of one tile in a given buffer; what all tiles share is made once."""
 
-    def __init__(self, operands: _Operands) -> None:
+    def __init__(self, operands: Operands) -> None:
         self.operands = operands
         x, kernel = operands.x, operands.kernel
         self.scaled = None if x is None or kernel is None else x * kernel[:, None]
@@ -425,19 +475,18 @@ class _Running:
     surprise: Tensor
     """Sum of p log p for p = exp(logit - peak), at most 0."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.empty = True
 
-    def guess(self, device: torch.device) -> Tensor | None:
+    def guess(self) -> Tensor | None:
         """The peak so far, if the next tile may be measured against it before its own maximum is known.
 
         Any reference near the maximum will do for the sums, which spares a pass over the tile to find it and one over
-        the mean to rescale it. The answers that name the maximum need it exactly; on an accelerator the check that the
-        guess was good would wait for every tile.
+        the mean to rescale it. The answers that name the maximum need it exactly.
         """
         exact = self.plan.token or self.plan.top_weight or self.plan.entropy
-        return None if self.empty or exact or device.type != "cpu" else self.peak
+        return None if self.empty or exact else self.peak
 
     def add_shifted(self, tile: Tensor, tokens: slice, mean: Tensor, table: Tensor) -> bool:
         """Take in a tile of logit - peak, as `add` does; False, and nothing taken, if a weight came out too large."""
@@ -495,7 +544,7 @@ class _Running:
 
 
 @dataclass
-class _Kept:
+class Kept:
     """Tiles of the forward pass by (first row, first token): exp(logits - peak), and the peak of each row.
 
     The backward pass takes them out and overwrites them; a second backward pass makes every tile again.
@@ -511,7 +560,7 @@ class _Kept:
         if size > self.budget:
             return None
         self.budget -= size
-        return _aligned_empty(height, width, like)
+        return aligned_empty(height, width, like)
 
 
 class _Grid:
@@ -533,8 +582,6 @@ class _Grid:
         """Working memory for one tile."""
         height, width = rows.stop - rows.start, tokens.stop - tokens.start
         size = height * _aligned(width)
-        if like.device.type != "cpu":
-            return _aligned_empty(height, width, like)
         # Fresh pages cost a CPU more than the arithmetic on them, so each thread holds on to its two buffers.
         held: Tensor | None = getattr(_workspace, f"tile{which}", None)
         if held is None or held.dtype != like.dtype or held.numel() < size:
@@ -556,7 +603,7 @@ def _aligned(width: int) -> int:
     return -(-width // 16) * 16
 
 
-def _aligned_empty(height: int, width: int, like: Tensor) -> Tensor:
+def aligned_empty(height: int, width: int, like: Tensor) -> Tensor:
     return like.new_empty(height, _aligned(width))[:, :width]
 
 
@@ -566,7 +613,7 @@ def _exponentiate(tile: Tensor) -> Tensor:
     return tile.clamp_(min=floor).exp_()
 
 
-def _within(targets: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+def within(targets: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
     """The column of each target in a tile, [rows, 1], and whether the target lies in the tile at all."""
     place = targets - tokens.start
     width = tokens.stop - tokens.start
@@ -578,4 +625,5 @@ def arithmetic(table: Tensor) -> torch.dtype:
 
 
 def no_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    return torch.autocast(device_type=like.device.type, enabled=False)
+    # A tensor without data has no autocast to switch off.
+    return nullcontext() if like.is_meta else torch.autocast(device_type=like.device.type, enabled=False)

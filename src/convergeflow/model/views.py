@@ -82,7 +82,11 @@ class AfterWords(View):
         if self.condition is not None:
             known = self.condition.to(x.dtype)
             condition = torch.cat([known, torch.zeros_like(known) if condition is None else condition.to(x.dtype)], 1)
-        return torch.cat([self.words.to(x.dtype), x], 1), Coefficients.joined([self.level, at], -1), condition
+        return (
+            torch.cat([self.words.to(x.dtype), x], 1),
+            Coefficients.joined([self.level.to(at.alpha.device), at], -1),
+            condition,
+        )
 
     def leave(self, h: Tensor) -> Tensor:
         return h[:, h.shape[1] // 2 :]

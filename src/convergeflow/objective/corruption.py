@@ -5,6 +5,7 @@ A corruption draws the noise level of every position and says what the network m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.flow.path import sample_path
-from convergeflow.flow.schedule import Coefficients, Schedule
+from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.views import WHOLE, AfterWords, View
 from convergeflow.randomness import RowDraws
 
@@ -31,21 +32,25 @@ class Noisy:
     view: View = WHOLE
 
 
-class Corruption(Protocol):
-    """x* [B, L, d] and times [B] in (0, 1) -> points of the path."""
+Levels = Callable[[Tensor], Coefficients]
+"""Times to noise levels: a schedule, or the present values of a learned one."""
 
-    def __call__(self, x_star: Tensor, schedule: Schedule, times: Tensor, draws: RowDraws) -> Noisy: ...
+
+class Corruption(Protocol):
+    """x* [B, L, d] and times [B] in (0, 1), float64 on the CPU -> points of the path."""
+
+    def __call__(self, x_star: Tensor, schedule: Levels, times: Tensor, draws: RowDraws) -> Noisy: ...
 
 
 def _on_path(x_star: Tensor, at: Coefficients, draws: RowDraws) -> Tensor:
-    noise = draws.normal(*x_star.shape[1:], device=x_star.device)
+    noise = draws.normal(*x_star.shape[1:])
     return sample_path(x_star, noise.to(x_star.dtype), at)
 
 
 class Whole:
     """One noise level for the whole sequence: the paper's."""
 
-    def __call__(self, x_star: Tensor, schedule: Schedule, times: Tensor, draws: RowDraws) -> Noisy:
+    def __call__(self, x_star: Tensor, schedule: Levels, times: Tensor, draws: RowDraws) -> Noisy:
         at = schedule(times)
         return Noisy(_on_path(x_star, at, draws), at)
 
@@ -56,10 +61,10 @@ class PerPosition:
 
     share: float
 
-    def __call__(self, x_star: Tensor, schedule: Schedule, times: Tensor, draws: RowDraws) -> Noisy:
+    def __call__(self, x_star: Tensor, schedule: Levels, times: Tensor, draws: RowDraws) -> Noisy:
         independent = draws.uniform()[:, None] < self.share
         per_position = draws.uniform(x_star.shape[1])
-        at = schedule(torch.where(independent, per_position, times.double().cpu()[:, None]))
+        at = schedule(torch.where(independent, per_position, times[:, None]))
         return Noisy(_on_path(x_star, at, draws), at)
 
 
@@ -73,9 +78,9 @@ class AfterClean:
 
     longest: int
 
-    def __call__(self, x_star: Tensor, schedule: Schedule, times: Tensor, draws: RowDraws) -> Noisy:
+    def __call__(self, x_star: Tensor, schedule: Levels, times: Tensor, draws: RowDraws) -> Noisy:
         starts = block_starts(draws.uniform(), self.longest, x_star.shape[1])
-        at = schedule((times.double().cpu()[:, None] + STRATUM * starts) % 1.0)
+        at = schedule((times[:, None] + STRATUM * starts) % 1.0)
         return Noisy(_on_path(x_star, at, draws), at, AfterWords.plain(x_star, starts))
 
 
@@ -86,7 +91,7 @@ class EmptySlots:
     sequences. Under one noise level for all, either the mention is unreadable or the slot needs no help.
     """
 
-    def __call__(self, x_star: Tensor, schedule: Schedule, times: Tensor, draws: RowDraws) -> Noisy:
+    def __call__(self, x_star: Tensor, schedule: Levels, times: Tensor, draws: RowDraws) -> Noisy:
         length = x_star.shape[1]
         plain = CLEAN_END + (1 - CLEAN_END) * draws.uniform(length)
         at = schedule(torch.cat([plain, NOISY_END * draws.uniform(length)], dim=1))

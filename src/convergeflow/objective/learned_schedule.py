@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from convergeflow.flow.schedule import Gumbel
+from convergeflow.device import state_dtype_of
+from convergeflow.flow.schedule import Coefficients, Gumbel, variance_preserving
 
 
 class LearnedGumbel(nn.Module):
@@ -30,30 +31,38 @@ class LearnedGumbel(nn.Module):
         """The present values as an immutable schedule."""
         return Gumbel(self.loc.item(), max(self.scale.item(), 1e-2), self.cutoff)
 
-    def fit_loss(self, gamma: Tensor, cross_entropy: Tensor) -> Tensor:
-        """Mean of (CE - h F(gamma))^2, with gradient to the schedule's own parameters alone."""
-        if len(gamma) == 0:  # every sequence of the batch had a noise level per position
-            return self.no_fit()
-        z = (gamma.detach().to(self.loc.dtype) - self.loc) / self.scale.clamp_min(1e-2)
+    def levels(self, t: Tensor) -> Coefficients:
+        """The coefficients at times t on the CPU, on the parameters' device, which need not be asked for its values."""
+        loc, scale = (value.detach().to(state_dtype_of(value.device)) for value in (self.loc, self.scale))
+        return variance_preserving(loc + scale.clamp_min(1e-2) * Gumbel(0.0, 1.0, self.cutoff).gamma(t).to(loc))
+
+    def fit_loss(self, gamma: Tensor, cross_entropy: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Mean of (CE - h F(gamma))^2 over the `chosen`, with gradient to the schedule's own parameters alone."""
+        z = (gamma.detach().to(self.loc) - self.loc) / self.scale.clamp_min(1e-2)
         curve = self.entropy * torch.exp(-torch.exp(-z))
-        return (cross_entropy.detach().to(curve.dtype) - curve).square().mean()
+        error = (cross_entropy.detach().to(curve) - curve).square()
+        if chosen is None:
+            return error.mean()
+        # Zero, if every sequence of the batch had a noise level per position.
+        return (error * chosen).sum() / chosen.sum().clamp_min(1)
 
     def no_fit(self) -> Tensor:
         """Zero, with a gradient of zero: sharded training wants one for every parameter in every pass."""
         return 0.0 * (self.loc + self.scale + self.entropy).sum()
 
-    def numbers(self, fit: Tensor) -> dict[str, float]:
+    def numbers(self, fit: Tensor) -> dict[str, Tensor]:
         """The fit and the present values, for the journal."""
-        values = {"fit": fit.detach(), "loc": self.loc, "scale": self.scale, "entropy": self.entropy}
-        return {f"schedule_{name}": value.item() for name, value in values.items()}
+        values = {"fit": fit, "loc": self.loc[0], "scale": self.scale[0], "entropy": self.entropy[0]}
+        return {f"schedule_{name}": value.detach() for name, value in values.items()}
 
 
-def fitted_points(gamma: Tensor, ce: Tensor, *, blocks: bool) -> tuple[Tensor, Tensor]:
-    """Noise levels and cross-entropies [n] as the sampler meets them: one level for a block, or for a sequence."""
+def fitted_points(gamma: Tensor, ce: Tensor, *, blocks: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Noise levels and cross-entropies [n] as the sampler meets them, and which of them count if not all do.
+
+    The sampler has one level for a block, or for a sequence: sequences with a level per position do not count.
+    """
     if blocks:
-        return gamma.flatten(), ce.flatten()  # the positions of a block share their level
+        return gamma.flatten(), ce.flatten(), None  # the positions of a block share their level
     if gamma.dim() == 2:
-        # The sampler has one noise level per sequence: the schedule is fitted to sequences that have one, too.
-        uniform = (gamma == gamma[:, :1]).all(-1)
-        return gamma[uniform, 0], ce.mean(-1)[uniform.to(ce.device)]
-    return gamma, ce.mean(-1)
+        return gamma[:, 0], ce.mean(-1), (gamma == gamma[:, :1]).all(-1)
+    return gamma, ce.mean(-1), None

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import spread
-from convergeflow.flow.schedule import Schedule
 from convergeflow.model.fused import Weighted
 from convergeflow.model.network import FlowNetwork
-from convergeflow.objective.corruption import AfterClean, Corruption, EmptySlots, Noisy, PerPosition, Whole
+from convergeflow.objective.corruption import AfterClean, Corruption, EmptySlots, Levels, Noisy, PerPosition, Whole
 from convergeflow.objective.learned_schedule import LearnedGumbel, fitted_points
 from convergeflow.randomness import RowDraws
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A training loss: `total` is a differentiable scalar, `parts` are detached numbers for the journal."""
+    """A training loss: `total` is a differentiable scalar; `parts` are detached ones for the journal, which
+    nobody reads before it is written."""
 
     total: Tensor
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Tensor] = field(default_factory=dict)
 
 
 def mse(x_star: Tensor, noisy: Noisy, prediction: Weighted) -> Tensor:
@@ -85,7 +85,7 @@ class Objective:
 
 def flow_loss(
     network: FlowNetwork,
-    schedule: Schedule,
+    schedule: Levels,
     objective: Objective,
     tokens: Tensor,
     *,
@@ -93,22 +93,22 @@ def flow_loss(
     draws: RowDraws,
     learned: LearnedGumbel | None = None,
 ) -> Loss:
-    """The loss of a batch of tokens [B, L] at times [B] in (0, 1); `learned` is the schedule that the stage fits."""
+    """The loss of tokens [B, L] at times [B] in (0, 1), which are on the CPU; `learned` is the schedule to fit."""
     table = network.embedding.rows()
     total = tokens.new_zeros((), dtype=torch.float32) if learned is None else learned.no_fit()
-    parts: dict[str, float] = {}
+    parts: dict[str, Tensor] = {}
     for name, rows, corruption in objective.split(len(tokens), draws):
         here, streams = tokens[rows.to(tokens.device)], draws.select(rows)
         x_star = nn.functional.embedding(here, table)
-        noisy = corruption(x_star, schedule, times[rows.to(times.device)], streams)
+        noisy = corruption(x_star, schedule, times[rows], streams)
         prediction = predict(network, noisy, here, streams, objective.self_condition if name == "path" else 0.0, table)
         value = LOSSES[objective.kind](x_star, noisy, prediction)
         if name == "context":
-            parts[f"context_{objective.kind}"] = float(value.detach())
+            parts[f"context_{objective.kind}"] = value.detach()
         else:
-            parts["mse"] = float(mse(x_star, noisy, prediction).detach())
+            parts["mse"] = mse(x_star, noisy, prediction).detach()
             if prediction.cross_entropy is not None:
-                parts["ce"] = float(ce(x_star, noisy, prediction).detach())
+                parts["ce"] = ce(x_star, noisy, prediction).detach()
                 if learned is not None:
                     blocks = objective.block_length is not None
                     fit = learned.fit_loss(*fitted_points(noisy.at.gamma, prediction.cross_entropy, blocks=blocks))

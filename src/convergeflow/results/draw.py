@@ -13,6 +13,7 @@ from typing import Any
 
 from convergeflow import files, zoo
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
+from convergeflow.device import FULL
 from convergeflow.errors import UserError
 from convergeflow.evaluation.assess import Assessor, SampleSet
 from convergeflow.evaluation.protocol import Protocol
@@ -20,7 +21,7 @@ from convergeflow.evaluation.scorers import Advance, silent
 from convergeflow.results import record, sample_file
 from convergeflow.results.cost import check_request
 from convergeflow.results.store import Store, digest
-from convergeflow.sampling.integration import batches, default_batch
+from convergeflow.sampling.integration import batches
 from convergeflow.systems.protocol import LanguageModel, Samples
 
 
@@ -46,7 +47,7 @@ def draw(
     made again.
     """
     length = length or int(model.config.length)
-    size = batch or min(len(seeds), default_batch(length, model.config.vocabulary))
+    size = batch or min(len(seeds), model.batch_size(length))
     check_request(model, len(seeds), length, size)
 
     def make(group: Sequence[int]) -> Samples:
@@ -122,6 +123,8 @@ class Measurer:
         """The record of a model under `options`, and its file in the store; `key` is added to the study's own."""
         chosen = {option: value.describe() if option == "settings" else value for option, value in options.items()}
         whole = {**self.key(), **key, "weights": about["weights"], "options": chosen}
+        if model.precision != FULL:  # what a CPU computes in needs no mention: records of older versions have none
+            whole["precision"] = model.precision.described()
         name = f"{name}-{digest(whole)[:10]}"
 
         def make() -> record.Record:

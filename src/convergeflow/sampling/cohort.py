@@ -55,7 +55,7 @@ Observer = Callable[[Any], None]
 
 
 class Cohort:
-    """The trajectories of one request, and what each of them waits for."""
+    """The trajectories of one request, and what each of them waits for; `rows` are numbers on the CPU."""
 
     def __init__(
         self, flows: Sequence[Flow], rows: Sequence[Tensor], observe: Observer | None = None, *, watched: bool = False
@@ -87,7 +87,7 @@ class Cohort:
 
     def send(self, member: int, prediction: Prediction) -> None:
         """Answer a member's call."""
-        self.calls[self.rows[member].cpu()] += 1
+        self.calls[self.rows[member]] += 1
         self._resume(member, prediction)
 
     def end(self) -> End:

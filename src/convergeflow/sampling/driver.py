@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from convergeflow.flow.schedule import Coefficients
+from convergeflow.model.fused import scores_room
 from convergeflow.model.head import LogF
 from convergeflow.sampling.cohort import Cohort
 from convergeflow.sampling.events import Call, Prediction
-
-SHARED_SCORES_BYTES = 1 << 28
-"""Kernel scores <x, e_j> are kept for the passes at a grid point up to this size."""
 
 Scores = dict[tuple[int, ...], tuple[list[Tensor], Tensor | None]]
 """Kernel scores of a pass by the ids of its states, which are kept beside them: an id alone may be used again."""
@@ -28,7 +26,7 @@ Scores = dict[tuple[int, ...], tuple[list[Tensor], Tensor | None]]
 class Driver:
     """Carries cohorts to their ends, one network pass after the other."""
 
-    def __init__(self, shared_bytes: int = SHARED_SCORES_BYTES) -> None:
+    def __init__(self, shared_bytes: int | None = None) -> None:
         self.shared_bytes = shared_bytes
         self.cohorts: list[Cohort] = []
         self._scores: Scores = {}
@@ -78,8 +76,9 @@ class Driver:
         x, at = _cat(states), _levels(calls)
         scores = None
         size = 4 * x.shape[0] * x.shape[1] * len(calls[0].predictor.table)
-        if size <= self.shared_bytes and any(call.point.refinements for call in calls):
-            key = tuple(map(id, states))
+        room = scores_room(x.device) if self.shared_bytes is None else self.shared_bytes
+        key = tuple(map(id, states))
+        if key in before or (size <= room and any(call.point.refinements for call in calls)):
             kept = before[key] if key in before else (states, log_f.scores(x))
             self._scores[key], scores = kept, kept[1]
         weights = log_f.weigh(x, at, details=details, scores=scores)

@@ -73,4 +73,4 @@ class Settled(Change):
         settled, tokens = (
             torch.cat([getattr(each, name) for each in self.sequences]) for name in ("settled", "tokens")
         )
-        return DecidedLogF.around(log_f, settled, tokens, self.sequences[0].table)
+        return DecidedLogF.around(log_f, settled.cpu(), tokens, self.sequences[0].table)

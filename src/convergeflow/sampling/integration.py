@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from convergeflow.device import state_dtype_of
+from convergeflow.model.fused import scores_room
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.blocks import Piece, block_after_block
 from convergeflow.sampling.cohort import Cohort, Observer
-from convergeflow.sampling.driver import SHARED_SCORES_BYTES, Driver
+from convergeflow.sampling.driver import Driver
 from convergeflow.sampling.events import End, Flow
 from convergeflow.sampling.freezing import Freezing, Settled
 from convergeflow.sampling.kernel import kernel_trajectory
@@ -50,7 +51,7 @@ def cohort(
     pieces = pieces or [Piece(0, length, settings)]
     table = predictor.table
     known = None if clamp is None else clamp.resolved(batch, length, len(table), table.device)
-    everything = torch.arange(batch, device=noise.device)
+    everything = torch.arange(batch)
     rows = [everything] if settings.freeze is None else list(everything.split(1))
     flows = [
         block_after_block(
@@ -95,6 +96,6 @@ def batches(num: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num)) for start in range(0, num, size)]
 
 
-def default_batch(length: int, vocabulary: int) -> int:
-    """A micro-batch whose shared scores fit their budget."""
-    return max(1, min(64, SHARED_SCORES_BYTES // (4 * length * vocabulary) or 1, math.ceil(65536 / length)))
+def default_batch(length: int, vocabulary: int, device: torch.device, copies: int = 1) -> int:
+    """A micro-batch of which `copies` of float32 numbers over positions x tokens fit in the memory that is free."""
+    return max(1, min(64, scores_room(device) // (4 * copies * length * vocabulary), math.ceil(65536 / length)))

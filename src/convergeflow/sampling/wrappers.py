@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from convergeflow.device import trunk_autocast
 from convergeflow.errors import UserError
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Schedule
@@ -46,11 +47,13 @@ class NetworkPredictor:
     view: View = WHOLE
 
     def __call__(self, x: Tensor, at: Coefficients, condition: Tensor | None) -> LogF:
-        return self.network(x, at, condition, self.view, self.table)  # type: ignore[no-any-return]
+        with trunk_autocast(x.device):
+            return self.network(x, at, condition, self.view, self.table)  # type: ignore[no-any-return]
 
     def after(self, words: Tensor) -> NetworkPredictor:
         """The predictor of a block behind the tokens [B, P]: one network call, whatever follows."""
-        return replace(self, view=self.network.remember(self.table[words], self.table))
+        with trunk_autocast(self.table.device):
+            return replace(self, view=self.network.remember(self.table[words], self.table))
 
     def rows(self, index: Tensor) -> NetworkPredictor:
         """The same for some sequences of the batch."""
@@ -134,16 +137,16 @@ class Clamp:
     tokens: Tensor
     """[L] or [B, L]; values where not known are ignored."""
     known: Tensor
-    """Boolean, same shape."""
+    """Boolean, same shape; on the CPU, so that the host need not ask a device which positions are left."""
 
     def resolved(self, batch: int, length: int, vocabulary: int, device: torch.device) -> Clamp:
-        """Checked, [batch, length] and on a device."""
+        """Checked, [batch, length], the tokens on a device."""
         if self.tokens.shape != self.known.shape or self.tokens.shape[-1] != length:
             raise UserError(f"the known tokens must have length {length}, not {tuple(self.tokens.shape)}")
         tokens = torch.where(self.known, self.tokens, torch.zeros_like(self.tokens))
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
             raise UserError(f"a known token lies outside the vocabulary of {vocabulary}")
-        return Clamp(tokens.expand(batch, length).to(device), self.known.expand(batch, length).to(device))
+        return Clamp(tokens.expand(batch, length).to(device), self.known.expand(batch, length).cpu())
 
     def __getitem__(self, index: Any) -> Clamp:
         """Some rows or, where all samples share the tokens, some positions."""
@@ -151,7 +154,7 @@ class Clamp:
 
     def put(self, tokens: Tensor) -> Tensor:
         """`tokens` [B, L] with the known ones in place."""
-        return torch.where(self.known, self.tokens, tokens)
+        return torch.where(self.known.to(tokens.device), self.tokens, tokens)
 
     @property
     def prompt_length(self) -> int:
@@ -175,7 +178,7 @@ class Known(Change):
 
     def state(self, x: Tensor, at: Coefficients) -> Tensor:
         placed = sample_path(self.table[self.clamp.tokens].to(x.dtype), self.noise.to(x.dtype), at)
-        return torch.where(self.clamp.known[..., None], placed, x)
+        return torch.where(self.clamp.known[..., None].to(x.device), placed, x)
 
     def reading(self, log_f: LogF) -> LogF:
         return DecidedLogF.around(log_f, self.clamp.known, self.clamp.tokens, self.table)
@@ -187,7 +190,7 @@ class DecidedLogF:
 
     inner: LogF
     decided: Tensor
-    """Boolean, [B, L]."""
+    """Boolean, [B, L], on the CPU."""
     tokens: Tensor
     """[B, L]; values where nothing is decided are ignored."""
     table: Tensor
@@ -196,7 +199,7 @@ class DecidedLogF:
     def around(cls, log_f: LogF, decided: Tensor, tokens: Tensor, table: Tensor) -> LogF:
         """`log_f` with these positions decided, besides those that already are."""
         if isinstance(log_f, DecidedLogF):
-            tokens = torch.where(decided, tokens, log_f.tokens)
+            tokens = torch.where(decided.to(tokens.device), tokens, log_f.tokens)
             return cls(log_f.inner, decided | log_f.decided, tokens, table)
         return cls(log_f, decided, tokens, table) if bool(decided.any()) else log_f
 
@@ -206,9 +209,9 @@ class DecidedLogF:
 
     def weigh(self, x: Tensor, at: Coefficients, *, scores: Tensor | None = None, **asked: Any) -> Weighted:
         live = ~self.decided
-        levels = at.wide(x.shape[1])[live.cpu()]
+        levels = at.wide(x.shape[1])[live]
         part = self.inner[live].weigh(x[live], levels, scores=None if scores is None else scores[live], **asked)
-        mu = self.table[torch.where(live, 0, self.tokens)].to(part.mu.dtype)
+        mu = self.table[torch.where(live.to(x.device), 0, self.tokens)].to(part.mu.dtype)
         mu[live] = part.mu
         token = top_weight = None
         if part.token is not None and part.top_weight is not None:

@@ -27,8 +27,8 @@ def draw(log_weights: Tensor, draws: RowDraws) -> Tensor:
     parts = []
     for start in range(0, flat.shape[1], step):
         piece = flat[:, start : start + step]
-        clocks = draws.uniform(piece.shape[1], shape[-1]).log_().neg_().log_()  # log Exp(1), float64 on the CPU
-        parts.append((piece.to(dtype) - clocks.to(piece.device, dtype)).argmax(-1))
+        clocks = draws.log_exponential(piece.shape[1], shape[-1], dtype=dtype)
+        parts.append((piece.to(dtype) - clocks.to(piece.device)).argmax(-1))
     return torch.cat(parts, dim=1).reshape(shape[:-1])
 
 

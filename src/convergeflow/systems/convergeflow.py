@@ -24,7 +24,7 @@ from convergeflow.objective.losses import Loss, Objective, flow_loss
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.blocks import Piece, fewest_calls, pieces
 from convergeflow.sampling.cohort import Observer
-from convergeflow.sampling.integration import batches, default_batch, initial_noise, integrate
+from convergeflow.sampling.integration import batches, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
 from convergeflow.systems.config import SystemConfig
@@ -151,9 +151,10 @@ class ConvergeFlowModel(LanguageModel):
         )
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
-        """The stage's loss; `times` [B] are paper times in (0, 1)."""
+        """The stage's loss; `times` [B] are paper times in (0, 1), float64 on the CPU."""
         learned = self.learned_schedule if self.fits_schedule else None
-        return flow_loss(self.network, self.schedule, self.objective, tokens, times=times, draws=draws, learned=learned)
+        levels = self.schedule if self.learned_schedule is None else self.learned_schedule.levels
+        return flow_loss(self.network, levels, self.objective, tokens, times=times, draws=draws, learned=learned)
 
     def monitor(self, tokens: Tensor, *, draws: RowDraws) -> dict[str, float]:
         """Cross-entropy, error and gain over the context-free predictor at five fixed noise levels of this width."""
@@ -207,7 +208,7 @@ class ConvergeFlowModel(LanguageModel):
         self._check_request(num, length, seeds, settings.nfe)
         if want_logits and settings.freeze is not None:
             raise UserError("the final logits need every sequence at the last grid point: drop `freeze` or `logits`")
-        width, size = self.config.width, batch or default_batch(length, self.config.vocabulary)
+        width, size = self.config.width, batch or self.batch_size(length)
         if noise is not None and noise.shape != (num, length, width):
             raise UserError(f"the starting noise must have shape {(num, length, width)}, not {tuple(noise.shape)}")
         predictor, flows = self.bind(), self.pieces(settings, length, clamp)

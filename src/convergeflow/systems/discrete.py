@@ -47,15 +47,20 @@ class DiscreteDiffusion(Rival):
     def mask(self) -> int:
         return self.config.vocabulary
 
+    def hidden(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        """`tokens` with masks where `masked` says so, which is known on the CPU."""
+        return torch.where(masked.to(tokens.device), self.mask, tokens)
+
     def masked_values(self, masked: Tensor, values: Tensor) -> Tensor:
         """Values of the masked positions, flat, at their places [B, L]; 0 elsewhere."""
-        return torch.zeros(masked.shape, dtype=values.dtype, device=values.device).masked_scatter(masked, values)
+        # A mask on the CPU is turned into indices there, and the device need not be asked how many.
+        return values.new_zeros(masked.shape).index_put((masked,), values)
 
     def replaced(self, tokens: Tensor, moved: Tensor, draws: RowDraws) -> Tensor:
-        """`tokens` with a uniform one, possibly the same, wherever `moved`."""
+        """`tokens` with a uniform one, possibly the same, wherever `moved`, which is known on the CPU."""
         K = self.config.vocabulary
-        other = (draws.uniform(tokens.shape[1]).to(tokens.device) * K).long().clamp_max(K - 1)
-        return torch.where(moved, other, tokens)
+        other = (draws.uniform(tokens.shape[1]) * K).long().clamp_max(K - 1)
+        return torch.where(moved.to(tokens.device), other.to(tokens.device), tokens)
 
     def uniform_divergence(self, kept: float) -> float:
         """Divergence from the uniform law, in nats, of a token that survives with probability `kept`."""

@@ -88,7 +88,7 @@ class DuoModel(DiscreteDiffusion):
         tau = training_tau(times)
         a = kept_share(tau)
         shape = tokens.shape
-        moved = draws.uniform(shape[1]).to(tokens.device) > a[:, None]
+        moved = draws.uniform(shape[1]) > a[:, None]
         noisy = self.replaced(tokens, moved, draws)
         rate = torch.full(shape, -(1.0 - FLOOR), device=tokens.device)
         return elbo(self.log_x(noisy, a), noisy, tokens, a[:, None].expand(shape), rate).mean(-1)
@@ -97,7 +97,7 @@ class DuoModel(DiscreteDiffusion):
         """The same ELBO along the discrete process that the argmax of a Gaussian one goes through."""
         K, shape = self.config.vocabulary, tokens.shape
         low, high = (-2 * math.log(signal_at(share, K)) for share in CURRICULUM_SHARES)
-        gamma = low + training_tau(times).cpu().numpy() * (high - low)
+        gamma = low + training_tau(times).numpy() * (high - low)
         a, later = (argmax_share(np.exp(-value / 2), K) for value in (gamma, gamma + 1e-3))
         device = tokens.device
         gammas = torch.from_numpy(gamma).to(device)[:, None, None]

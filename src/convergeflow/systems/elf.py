@@ -67,7 +67,7 @@ class EmbeddedEncoder(nn.Module):
 
     def losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Cross-entropy of all tokens [B] with up to 30 % of them hidden: identity and context both have to be kept."""
-        hidden = draws.uniform(tokens.shape[1]).to(tokens.device) < 0.3 * times[:, None]
+        hidden = (draws.uniform(tokens.shape[1]) < 0.3 * times[:, None]).to(tokens.device)
         return token_losses(self.head(self(torch.where(hidden, self.mask, tokens))), tokens)
 
 
@@ -199,19 +199,18 @@ class ElfModel(Rival):
             return super().loss(tokens, times=times, draws=draws)
         if self.training:
             self.encoder_passes += 1
-        rows = self.encoder.losses(tokens, times.to(tokens.device), draws)
-        return Loss(rows.mean(), {"encoder_ce": float(rows.detach().mean())})
+        rows = self.encoder.losses(tokens, times, draws)
+        return Loss(rows.mean(), {"encoder_ce": rows.detach().mean()})
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Velocity error or, for one example in five, the decoder's cross-entropy."""
         device = tokens.device
-        choices = draws.uniform(3).to(device)
-        decoding = choices[:, 0] < DECODER_SHARE
-        conditioned = (choices[:, 1] < SELF_CONDITION) & ~decoding
-        w = guidance_scale(choices[:, 2])
+        choices = draws.uniform(3)
+        conditioned = (choices[:, 1] < SELF_CONDITION) & (choices[:, 0] >= DECODER_SHARE)
+        decoding, w = (choices[:, 0] < DECODER_SHARE).to(device), guidance_scale(choices[:, 2]).to(device)
         x = self.encode(tokens)
         noise = draws.normal(*x.shape[1:]).to(x)
-        t = logit_normal(1.0 - times.double(), TIME_LAW)
+        t = logit_normal(1.0 - times, TIME_LAW).to(device)
         share = t.to(x)[:, None, None]
         z = share * x + self.config.noise_scale * (1 - share) * noise
         kept = logit_normal(draws.uniform(x.shape[1]), DECODER_LAW).to(x)[..., None]
@@ -224,7 +223,7 @@ class ElfModel(Rival):
                 denoising = torch.zeros_like(decoding)
                 first, _ = self.network(z, nothing, t, w, denoising)
                 second, _ = self.network(z, first, t, w, denoising)
-            on = conditioned[:, None, None]
+            on = conditioned.to(device)[:, None, None]
             condition = torch.where(on, first, nothing)
             # In velocities this is v + (1 - 1/w)(v_cond - v_uncond); z and the gap are common to all of them.
             target = torch.where(on, x + (1 - 1 / w).to(x)[:, None, None] * (second - first), x)
@@ -251,7 +250,7 @@ class ElfModel(Rival):
         denoising = torch.zeros(run.rows, dtype=torch.bool, device=run.device)
         condition = torch.zeros_like(z)
         for i in range(num_steps):
-            t, then = times[:, i], times[:, i + 1]
+            t, then = times[:, i].to(run.device), times[:, i + 1].to(run.device)
             if churn and i < num_steps - 1:
                 a = (1 - churn * (then - t)).clamp(0, 1)
                 z = a[:, None, None] * z + (1 - a)[:, None, None] * s * run.draws.normal(*shape).to(z)
@@ -259,17 +258,16 @@ class ElfModel(Rival):
             condition, logits = self.network(z, condition, t, w, denoising)
             velocity = (condition - z) / (1 - t).clamp_min(LEAST_GAP)[:, None, None]
             z = z + (then - t)[:, None, None] * velocity
-            run.report(i, run.nfe, float(t.mean()), logits.argmax(-1))
+            run.report(i, run.nfe, float(times[:, i].mean()), logits.argmax(-1))
         _, logits = self.network(z, torch.zeros_like(z), torch.ones_like(w), w, ~denoising)
         tokens = logits.argmax(-1)
         run.report(num_steps, run.nfe, 1.0, tokens)
         return tokens
 
     def _grid(self, run: Run, num_steps: int, kind: str) -> Tensor:
-        """Increasing times [B, N + 1] from 0 to 1."""
+        """Increasing times [B, N + 1] from 0 to 1, on the CPU."""
         if kind == "uniform":
             inner = (torch.arange(1, num_steps) / num_steps).double().expand(run.rows, -1)
         else:
             inner = logit_normal(run.draws.uniform(num_steps - 1), TIME_LAW).sort(-1).values
-        grid = functional.pad(functional.pad(inner, (1, 0), value=0.0), (0, 1), value=1.0)
-        return grid.float().to(run.device)
+        return functional.pad(functional.pad(inner, (1, 0), value=0.0), (0, 1), value=1.0).float()

@@ -34,13 +34,12 @@ class FlmModel(Rival):
         self.network = TokenNetwork(config, inputs=config.vocabulary, outputs=config.vocabulary)
 
     def warp(self, t: Tensor) -> Tensor:
-        """c(t)."""
-        c = interpolation_at(t.cpu().double().numpy(), self.config.vocabulary)
-        return torch.as_tensor(c, device=t.device)
+        """c(t) for times on the CPU."""
+        return torch.as_tensor(interpolation_at(t.double().numpy(), self.config.vocabulary))
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         t = 1.0 - times  # `times` are shares of noise
-        c = self.warp(t).float()[:, None, None]
+        c = self.warp(t).float().to(tokens.device)[:, None, None]
         noise = draws.normal(tokens.shape[1], self.config.vocabulary).to(tokens.device)
         x = (1 - c) * noise + c * functional.one_hot(tokens, self.config.vocabulary)
         return token_losses(self.network(x, t), tokens)

@@ -91,7 +91,7 @@ def flow_bound(
     low, high = span or (gumbel.gamma_min, gumbel.gamma_max)
     proposal = Proposal.between(low, high, gumbel)
     totals: list[Tensor] = []
-    for part in batches(len(tokens), batch or default_batch(tokens.shape[1], len(table))):
+    for part in batches(len(tokens), batch or default_batch(tokens.shape[1], len(table), table.device)):
         stream = draws.select(range(len(tokens))[part])
         here = tokens[part].to(table.device)
         terms = _Terms(network, schedule.at_gamma, table, here, self_condition, block_length)
@@ -146,8 +146,7 @@ class _Terms:
 
     def _noisy(self, at: Coefficients, stream: RowDraws) -> Tensor:
         x_star = self.x_star
-        noise = stream.normal(*x_star.shape[1:], device=x_star.device)
-        return sample_path(x_star, noise.to(x_star.dtype), at)
+        return sample_path(x_star, stream.normal(*x_star.shape[1:]).to(x_star), at)
 
     def predict(self, x_t: Tensor, at: Coefficients, targets: Tensor | None) -> Weighted:
         view, condition = _view_of_blocks(self.x_star, self.block_length), None
@@ -181,7 +180,7 @@ def fixed_noise_report(
     table = network.embedding.rows()
     terms = _Terms(network, schedule.at_gamma, table, tokens, True, block_length)
     x_star = terms.x_star
-    noise = draws.normal(*x_star.shape[1:], device=x_star.device).to(x_star.dtype)
+    noise = draws.normal(*x_star.shape[1:]).to(x_star)
     report: dict[str, float] = {}
     for gamma in gammas:
         at = schedule.at_gamma(torch.full((len(tokens),), gamma, dtype=torch.float64))

@@ -37,20 +37,19 @@ class MdlmModel(DiscreteDiffusion):
         return self.network(noisy, torch.zeros(len(noisy), device=noisy.device), positions)
 
     def masked_nll(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """-log x_th at masked positions, 0 elsewhere, [B, L]."""
-        noisy = torch.where(masked, self.mask, tokens)
-        nll = functional.cross_entropy(self.logits(noisy, masked).float(), tokens[masked], reduction="none")
-        return self.masked_values(masked, nll)
+        """-log x_th at positions that are `masked` (on the CPU), 0 elsewhere, [B, L]."""
+        logits = self.logits(self.hidden(tokens, masked), masked)
+        return self.masked_values(masked, functional.cross_entropy(logits.float(), tokens[masked], reduction="none"))
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
-        masked = draws.uniform(tokens.shape[1]).to(tokens.device) > kept_share(tau)[:, None]
-        return self.masked_nll(tokens, masked).mean(-1) / tau
+        masked = draws.uniform(tokens.shape[1]) > kept_share(tau)[:, None]
+        return self.masked_nll(tokens, masked).mean(-1) / tau.to(tokens.device)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Masking with probability tau itself: the network sees no time, so training's cut-offs are not needed."""
-        masked = draws.uniform(tokens.shape[1]).to(tokens.device) < times[:, None]
-        return self.masked_nll(tokens, masked).mean(-1) / times
+        masked = draws.uniform(tokens.shape[1]) < times[:, None]
+        return self.masked_nll(tokens, masked).mean(-1) / times.to(tokens.device)
 
     def law(self, x: Tensor, tau: Tensor, then: Tensor | None, *, temperature: float, removal: str) -> Tensor:  # type: ignore[override]
         """The last step fills every mask."""

@@ -149,9 +149,10 @@ class PlaidModel(Rival):
     network: PlaidNetwork
 
     @property
-    def kernel_scale(self) -> float:
+    def kernel_scale(self) -> Tensor:
         """Grows from 0 to 1 at the start of training; 1 for a model that was never trained here."""
-        return 1.0 if int(self.horizon) == 0 else min(1.0, self.progress / KERNEL_RAMP)
+        grown = (self.passes.double() / (KERNEL_RAMP * self.horizon)).clamp(max=1.0)
+        return torch.where(self.horizon == 0, 1.0, grown)
 
     def read_out(
         self, h: Tensor, z: Tensor, at: Level, table: Tensor, targets: Tensor | None = None, token: bool = False
@@ -165,24 +166,23 @@ class PlaidModel(Rival):
         """One network call."""
         return self.read_out(self.network(z, at, condition), z, at, self.network.embedding.rows(), **wanted)
 
-    def reconstruction_share(self) -> float:
-        """Rows at tau = 0 in proportion to the standard deviation of their loss."""
-        if float(self.statistics[:, 2].min()) == 0.0:
-            return 0.5
-        mean, square, _ = (self.statistics / self.statistics[:, 2:]).unbind(1)
+    def reconstruction_share(self) -> Tensor:
+        """Rows at tau = 0 in proportion to the standard deviation of their loss; a scalar on the model's device."""
+        seen = self.statistics[:, 2:]
+        mean, square, _ = (self.statistics / seen).unbind(1)
         deviation = (square - mean.square()).clamp_min(1e-12).sqrt()
-        share = float(deviation[0] / deviation.sum())
-        return min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
+        share = (deviation[0] / deviation.sum()).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+        return torch.where(seen.min() == 0.0, 0.5, share)
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         """Rows with a time below the reconstruction share are at tau = 0, the others spread over (0, 1)."""
         if self.training:
-            self.passes += 1
-        share = self.reconstruction_share() if self.training else 0.5
-        times = times.to(tokens.device).double()
+            self.count_pass()
+        times = times.to(tokens.device)
+        share = self.reconstruction_share() if self.training else torch.full_like(times[0], 0.5)
         clean = times < share
         tau = torch.where(clean, torch.zeros_like(times), (times - share) / (1 - share))
-        conditioned = draws.uniform().to(tokens.device) < self.config.self_condition
+        conditioned = draws.uniform() < self.config.self_condition
         # Gradients times 2 loss_i: the schedule's shape then descends E[loss^2], that is, the variance of the loss.
         emphasis = torch.zeros_like(times)
         rows, prior = self.parts(tokens, tau, clean, conditioned, draws, emphasis)
@@ -192,8 +192,8 @@ class PlaidModel(Rival):
         weighted = torch.where(clean, rows / share, rows / (1 - share))
         report = {
             "reconstruction_share": share,
-            "gamma_0": float(self.noise_schedule.bounds[0].detach()),
-            "gamma_1": float(self.noise_schedule.bounds[1].detach()),
+            "gamma_0": self.noise_schedule.bounds[0].detach(),
+            "gamma_1": self.noise_schedule.bounds[1].detach(),
         }
         return Loss((weighted + prior).mean(), report)
 
@@ -206,7 +206,13 @@ class PlaidModel(Rival):
         draws: RowDraws,
         emphasis: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Per row, cross-entropy (where `clean`) or diffusion term, and the divergence at tau = 1; nats per token."""
+        """Per row, cross-entropy (where `clean`) or diffusion term, and the divergence at tau = 1; nats per token.
+
+        Which rows are `conditioned` is known on the CPU; everything else is on the model's device.
+        """
+        device = tokens.device
+        parts = [mask.nonzero()[:, 0].to(device) for mask in (conditioned, ~conditioned)]
+        conditioned = conditioned.to(device)
         gamma, slope = self.noise_schedule(tau, emphasis)
         end = Level(self.noise_schedule(torch.ones_like(tau[:1]))[0])
         table = self.network.embedding.rows()
@@ -218,14 +224,12 @@ class PlaidModel(Rival):
         noise = draws.normal(*x.shape[1:], dtype=torch.float64).to(x)
         z = level.alpha[:, None, None] * x + level.sigma[:, None, None] * noise
         condition = torch.zeros_like(x)
-        active = conditioned.nonzero()[:, 0]
-        if len(active):
+        if len(active := parts[0]):
             with torch.no_grad():
                 condition[active] = self.predict(z[active], Level(level.gamma[active]), condition[active]).mu.to(x)
         h = self.network(z, level, condition)
         mu, nll = torch.zeros_like(x), torch.zeros(tokens.shape, dtype=x.dtype, device=x.device)
-        for mask, rows_table in ((conditioned, table.detach()), (~conditioned, table)):
-            rows = mask.nonzero()[:, 0]
+        for rows, rows_table in zip(parts, (table.detach(), table), strict=True):
             if len(rows):
                 out = self.read_out(h[rows], z[rows], Level(level.gamma[rows]), rows_table, targets=tokens[rows])
                 assert out.cross_entropy is not None
@@ -239,17 +243,18 @@ class PlaidModel(Rival):
 
     def _remember(self, rows: Tensor, clean: Tensor) -> None:
         for kind, mask in enumerate((clean, ~clean)):
-            if bool(mask.any()):
-                found = rows[mask]
-                seen = torch.stack([found.mean(), found.square().mean(), torch.ones_like(found[0])])
-                self.statistics[kind].lerp_(seen.to(self.statistics), 1 - STATISTICS_DECAY)
+            count = mask.sum()
+            found = torch.stack([rows, rows.square(), torch.ones_like(rows)]).where(mask, 0.0)
+            seen = (found.sum(-1) / count.clamp_min(1)).to(self.statistics)
+            # Without such a row nothing was seen.
+            self.statistics[kind].lerp_(seen, torch.where(count > 0, 1 - STATISTICS_DECAY, 0.0).to(seen))
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The whole ELBO with one time per row, self-conditioned on all rows."""
-        everywhere = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
-        tau = times.to(tokens.device).double()
-        reconstruction, prior = self.parts(tokens, torch.zeros_like(tau), everywhere, everywhere, draws)
-        diffusion, _ = self.parts(tokens, tau, ~everywhere, everywhere, draws)
+        tau, conditioned = times.to(tokens.device), torch.ones(len(tokens), dtype=torch.bool)
+        clean = torch.ones_like(tau, dtype=torch.bool)
+        reconstruction, prior = self.parts(tokens, torch.zeros_like(tau), clean, conditioned, draws)
+        diffusion, _ = self.parts(tokens, tau, ~clean, conditioned, draws)
         return reconstruction + diffusion + prior
 
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]

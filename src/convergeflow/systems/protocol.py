@@ -22,10 +22,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from convergeflow.data.tokenizer import Tokenizer
+from convergeflow.device import Precision, precision_of, trunk_autocast
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.schedule import Schedule
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
+from convergeflow.sampling.integration import default_batch
 from convergeflow.sampling.settings import Settings
 from convergeflow.systems.config import CONFIG_FILE, SystemConfig, read_config
 from convergeflow.systems.finite import check_weights
@@ -151,6 +153,11 @@ class LanguageModel(nn.Module):
         return next(self.parameters()).device
 
     @property
+    def precision(self) -> Precision:
+        """The formats that this model is computed in."""
+        return precision_of(self.device, next(self.parameters()).dtype)
+
+    @property
     def table(self) -> nn.Module | None:
         """The module of the network that holds a row per token, if there is one."""
         return dict(self.network.named_children()).get("embedding")
@@ -160,17 +167,26 @@ class LanguageModel(nn.Module):
         table = 0 if self.table is None else sum(parameter.numel() for parameter in self.table.parameters())
         return sum(parameter.numel() for parameter in self.parameters()) - table
 
+    laws = 1
+    """Float32 copies of a law over the vocabulary that a step of the sampler holds at its peak on an accelerator."""
+
+    def batch_size(self, length: int) -> int:
+        """How many sequences of `length` tokens go through the network at once, if nobody says."""
+        copies = 1 if self.device.type == "cpu" else self.laws
+        return default_batch(length, self.config.vocabulary, self.device, copies)
+
     def as_flow(self) -> ConvergeFlowModel | None:
         """This model, if it is a flow that takes `settings`; None for every other system."""
         return None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Dropout off for the time of a `with` block."""
+        """Dropout off, and the trunk in its device's format, for the time of a `with` block."""
         was_training = self.training
         self.eval()
         try:
-            yield
+            with trunk_autocast(self.device):
+                yield
         finally:
             self.train(was_training)
 
@@ -237,6 +253,7 @@ class LanguageModel(nn.Module):
         self, ids: Tensor, seeds: Sequence[int], calls: Tensor, settings: dict[str, Any], **extras: Tensor
     ) -> Samples:
         texts = None if self.tokenizer is None else [self.tokenizer.decode(row.tolist()) for row in ids]
+        settings = {**settings, "precision": self.precision.described()}
         return Samples(ids, list(seeds), int(calls.max()), settings, texts, {"calls": calls, **extras})
 
     def save_pretrained(self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:

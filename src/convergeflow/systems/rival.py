@@ -22,7 +22,7 @@ from convergeflow.model.small_scale import open_gates
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.cohort import Observer
-from convergeflow.sampling.integration import batches, default_batch
+from convergeflow.sampling.integration import batches
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.config import SystemConfig
 from convergeflow.systems.protocol import Bound, LanguageModel, Samples, Stage
@@ -65,7 +65,7 @@ class TokenNetwork(nn.Module):
         self.head = zero_linear(config.width, outputs)
 
     def forward(self, inputs: Tensor, level: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`level` [B] is the scalar that the trunk is told; with `positions` (a mask) the head runs on those, flat."""
+        """`level` [B] is what the trunk is told; with `positions` (a mask on the CPU) the head runs on those, flat."""
         h = self.backbone(self.embedding(inputs), level)
         h = h if positions is None else h[positions]
         with torch.autocast(h.device.type, enabled=False):
@@ -115,6 +115,7 @@ class Rival(LanguageModel):
     config_class: ClassVar[type[RivalConfig]] = RivalConfig
     choices: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The names that a control may have, for controls that are names."""
+    laws = 12  # they are float64, and steps make several of them
     takes_known: bool = True
     """Whether some tokens of a sample can be given."""
 
@@ -123,6 +124,8 @@ class Rival(LanguageModel):
         # Buffers, so that a resumed run knows how far it was: some methods change along training.
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.register_buffer("horizon", torch.zeros((), dtype=torch.long))
+        self.counted: tuple[int, int] | None = None
+        """Both as the host counts them in a stage: it need not ask the device."""
 
     passes: Tensor
     horizon: Tensor
@@ -132,21 +135,29 @@ class Rival(LanguageModel):
         super().enter_stage(stage)
         if int(self.horizon) == 0:
             self.horizon.fill_(int(stage.steps))
+        self.counted = (int(self.passes), int(self.horizon))
 
     @property
     def progress(self) -> float:
-        """Training passes so far, relative to the steps of the first stage."""
-        return int(self.passes) / max(1, int(self.horizon))
+        """Training passes so far, relative to the steps of the first stage; 1 if there was no stage."""
+        passes, horizon = self.counted if self.training and self.counted else (int(self.passes), int(self.horizon))
+        return passes / horizon if horizon else 1.0
+
+    def count_pass(self) -> None:
+        """A training pass begins."""
+        self.passes += 1
+        if self.counted:
+            self.counted = (self.counted[0] + 1, self.counted[1])
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
         """The mean of the rows' losses, nats per token where the method has a likelihood."""
         if self.training:
-            self.passes += 1
-        rows = self.row_losses(tokens, times.to(tokens.device), draws)
+            self.count_pass()
+        rows = self.row_losses(tokens, times, draws)
         return Loss(rows.mean(), {})
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
-        """One loss per sequence [B] at noise shares `times` [B] in (0, 1), differentiable."""
+        """One loss per sequence [B] at noise shares `times` [B] in (0, 1), float64 on the CPU; differentiable."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -156,7 +167,7 @@ class Rival(LanguageModel):
             report = {}
             for t in MONITOR_TIMES:
                 times = torch.full((len(tokens),), 1.0 - t, dtype=torch.float64)
-                report[f"loss@{t:g}"] = float(self.row_losses(tokens, times.to(tokens.device), draws).mean())
+                report[f"loss@{t:g}"] = float(self.row_losses(tokens, times, draws).mean())
             return report
 
     @torch.no_grad()
@@ -169,11 +180,11 @@ class Rival(LanguageModel):
         repeats = 1 if self.bound_kind == "exact" else repeats  # nothing is drawn then
         found = []
         with self.evaluating():
-            for part in batches(len(tokens), default_batch(tokens.shape[1], self.config.vocabulary)):
+            for part in batches(len(tokens), self.batch_size(tokens.shape[1])):
                 stream = draws.select(range(len(tokens))[part])
                 here = tokens[part].to(self.device)
                 times = [(k + stream.uniform()) / repeats for k in range(repeats)]
-                parts = [self.row_bounds(here, time.to(self.device), stream) for time in times]
+                parts = [self.row_bounds(here, time, stream) for time in times]
                 found.append(torch.stack(parts).double().mean(0).cpu())
                 progress(len(here))
         return Bound.of(torch.cat(found), repeats, self.bound_kind, tokens.numel())
@@ -203,14 +214,14 @@ class Rival(LanguageModel):
             if name in self.choices and controls[name] not in self.choices[name]:
                 raise unknown_name(name, controls[name], self.choices[name])
         chosen = {**self.controls, **controls}
-        size = batch or default_batch(length, self.config.vocabulary)
+        size = batch or self.batch_size(length)
         known = None if clamp is None else clamp.resolved(num, length, self.config.vocabulary, self.device)
         if known is not None and bool(known.known.any()) and not self.takes_known:
             raise UserError(f"{self.method} has no infilling; generate without a prompt or gaps")
         parts, calls = [], []
         with self.evaluating():
             for part in batches(num, size):
-                draws = RowDraws([derive_seed(seed, "sample") for seed in seeds[part]])
+                draws = RowDraws([derive_seed(seed, "sample") for seed in seeds[part]], self.device)
                 run = Run(length, draws, nfe, None if known is None else known[part], observe, self.device)
                 with self.network.register_forward_pre_hook(run.count):
                     parts.append(self.generate_batch(run, **chosen).cpu())

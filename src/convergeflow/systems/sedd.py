@@ -109,16 +109,16 @@ class SeddAbsorbModel(SeddModel):
         """Scores of leaving the mask; a fresh model gives each token the same share of rho."""
         out = self.network(x, sigma, positions).float()
         scale = torch.expm1(sigma).log() + math.log(self.config.vocabulary)
-        scale = scale[:, None, None].expand(*x.shape, 1).to(out)
+        scale = scale.to(out)[:, None, None].expand(*x.shape, 1)
         return out - (scale if positions is None else scale[positions])
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
         sigma = self.sigma(tau)
-        masked = draws.uniform(tokens.shape[1]).to(tokens.device) > kept_share(tau)[:, None]
-        log_score = self.log_scores(torch.where(masked, self.mask, tokens), sigma, masked)
+        masked = draws.uniform(tokens.shape[1]) > kept_share(tau)[:, None]
+        log_score = self.log_scores(self.hidden(tokens, masked), sigma, masked)
         entropy = absorb_loss(log_score, tokens[masked], sigma[:, None].expand(tokens.shape)[masked].to(log_score))
-        return self.sigma_rate(tau) * self.masked_values(masked, entropy).mean(-1)
+        return self.sigma_rate(tau).to(tokens.device) * self.masked_values(masked, entropy).mean(-1)
 
     def leap(self, log_score: Tensor, x: Tensor, change: Tensor) -> Tensor:
         grown = change.exp().to(log_score)
@@ -162,7 +162,7 @@ class SeddUniformModel(SeddModel):
 
     def corrupted(self, tokens: Tensor, sigma: Tensor, draws: RowDraws) -> Tensor:
         """With probability 1 - e^-sigma a token becomes a uniform one, possibly itself."""
-        moved = draws.uniform(tokens.shape[1]).to(tokens.device) < -torch.expm1(-sigma)[:, None]
+        moved = draws.uniform(tokens.shape[1]) < -torch.expm1(-sigma)[:, None]
         return self.replaced(tokens, moved, draws)
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
@@ -171,7 +171,7 @@ class SeddUniformModel(SeddModel):
         noisy = self.corrupted(tokens, sigma, draws)
         log_score = self.log_scores(noisy, sigma)
         entropy = uniform_loss(log_score, noisy, tokens, sigma[:, None].expand(tokens.shape).to(log_score))
-        return self.sigma_rate(tau) * entropy.mean(-1)
+        return self.sigma_rate(tau).to(tokens.device) * entropy.mean(-1)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The loss and the divergence of the noisiest law from the uniform one."""

@@ -53,7 +53,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
     rows = max(1, min(held, TRIAL_TOKENS // config.corpus.length))
     torch.manual_seed(derive_seed(config.seed, "trial"))
     tokens = torch.randint(vocabulary, (rows, config.corpus.length)).to(placement.device)
-    times = training_times(rows, seed=config.seed).to(placement.device, torch.float32)
+    times = training_times(rows, seed=config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     total, peak, state, trained = 0.0, 0, 0, 0
     for stage in config.stages:
@@ -61,7 +61,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         optimizer = StageOptimizer(model.named_parameters(), stage, config.optimizer)
         seconds = float("inf")
         for step in range(1 + TRIAL_STEPS):
-            draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)])
+            draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)], placement.device)
             begin = time.perf_counter()
             with _peak_memory(placement.device) as peak_bytes:
                 with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):

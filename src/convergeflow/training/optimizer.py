@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from convergeflow.errors import ConvergeFlowError
 from convergeflow.training.config import OptimizerConfig, StageConfig
-from convergeflow.training.sharding import assign, like, whole
+from convergeflow.training.sharding import assign, like, local, whole
 
 MUON_RATIO = 20.0
 """Muon's rate relative to AdamW's where the stage does not give one."""
@@ -172,7 +172,9 @@ class StageOptimizer:
             for key in keys:
                 value, own = state[f"{name}:{key}"], part.state[parameter]
                 if key == "step":
-                    own[key] = value.to(torch.float32).clone()
+                    # A fused update counts on the parameter's device, a plain one on the CPU.
+                    where = local(parameter).device if part.defaults.get("fused") else torch.device("cpu")
+                    own[key] = value.to(where, torch.float32, copy=True)
                 else:
                     own[key] = torch.zeros_like(parameter, requires_grad=False)
                     assign(own[key], value)

@@ -6,8 +6,8 @@ be sharded; they stay whole on every process and their gradients are averaged by
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +34,8 @@ class Doorway(nn.Module):
         if not isinstance(result, Loss):
             return result
         # A tuple and a dict of tensors, since the wrappers look for tensors in those and not in our records.
-        device = result.total.device
-        parts = {name: torch.as_tensor(value, dtype=torch.float64).detach() for name, value in result.parts.items()}
-        return result.total, {name: value.to(device, torch.float32) for name, value in parts.items()}
+        as_scalar = partial(torch.as_tensor, dtype=torch.float32, device=result.total.device)
+        return result.total, {name: as_scalar(value) for name, value in result.parts.items()}
 
 
 def shard(doorway: Doorway, *, training: bool) -> Doorway:
@@ -117,11 +116,11 @@ def load_state(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def gradient_norm(parameters: Iterable[Tensor], clip: float | None = None) -> float:
+def gradient_norm(parameters: Iterable[Tensor], clip: float | None = None) -> Tensor:
     """The norm of all gradients together; with `clip` they are scaled down to that norm where they exceed it."""
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not found:
-        return 0.0
+        return torch.zeros(())
     kept = [torch.linalg.vector_norm(grad).square() for grad in found if not isinstance(grad, DTensor)]
     cut = [torch.linalg.vector_norm(local(grad)).square() for grad in found if isinstance(grad, DTensor)]
     total = torch.stack(kept).sum() if kept else torch.zeros((), device=found[0].device)
@@ -129,8 +128,9 @@ def gradient_norm(parameters: Iterable[Tensor], clip: float | None = None) -> fl
         shards = torch.stack(cut).sum()
         dist.all_reduce(shards)
         total = total + shards
-    norm = math.sqrt(float(total)) if math.isfinite(float(total)) else float(total)
-    if clip is not None and norm > clip:
+    norm = total.sqrt()
+    if clip is not None:
+        scale = (clip / norm).clamp(max=1.0)
         for grad in found:
-            local(grad).mul_(clip / norm)
+            local(grad).mul_(scale)
     return norm

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from convergeflow import files
 from convergeflow.data import stream
 from convergeflow.data.corpus import Corpus
-from convergeflow.device import state_dtype_of
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.systems.protocol import LanguageModel, read_tensors, write_tensors
 from convergeflow.training import checkpoint, sharding, watch
+from convergeflow.training.ahead import Ahead
 from convergeflow.training.config import RunConfig
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.interrupt import StopRequest
@@ -146,6 +146,7 @@ class Trainer:
         self.setup.reporter.advance(start)
         total, step, saved = config.total_steps, start, start if resume else -1
         clock, stage = _Clock(start), -1
+        read_ahead = Ahead(self._tokens, self.accelerator.device, total)
         try:
             with StopRequest() as stop:
                 stopped = False
@@ -154,7 +155,7 @@ class Trainer:
                     if index != stage:
                         self._enter_stage(index, first=local == 0)
                         stage = index
-                    numbers, stopped = self._train_step(step, bool(stop.signal_number))
+                    numbers, stopped = self._train_step(step, read_ahead(step), bool(stop.signal_number))
                     if stopped and not stop.signal_number:
                         stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
                     step += 1
@@ -168,6 +169,7 @@ class Trainer:
                         clock.restart(step)  # leaves out looking and saving
                 number = stop.signal_number
         finally:
+            read_ahead.close()
             if self.journal is not None:
                 self.journal.close()
         folder = self.setup.out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{saved:08d}"
@@ -200,44 +202,57 @@ class Trainer:
             self._write({"step": step, "samples": texts})
             self.setup.reporter.note(f"{where}  sample: {texts[0]}")
 
-    def _train_step(self, step: int, stop: bool) -> tuple[dict[str, float], bool]:
+    def _rows(self, part: int) -> range:
+        """The rows of the global batch that this process takes in a slice of a step."""
+        size = self.config.batch // (self.setup.world * self.config.accumulate)
+        first = (part * self.setup.world + self.setup.rank) * size
+        return range(first, first + size)
+
+    def _sequences(self, step: int) -> np.ndarray:
+        """Which sequences of the corpus are the rows of a step."""
+        return stream.rows(self.config.seed, step, self.config.batch, len(self.corpus.train))
+
+    def _tokens(self, step: int) -> Tensor:
+        """What this process reads for a step, [accumulate, rows, length]."""
+        chosen = self._sequences(step)
+        parts = (self._rows(part) for part in range(self.config.accumulate))
+        return torch.stack([watch.read_tokens(self.corpus.train, chosen[rows.start : rows.stop]) for rows in parts])
+
+    def _train_step(self, step: int, tokens: Tensor, stop: bool) -> tuple[dict[str, float], bool]:
         config, device = self.config, self.accelerator.device
         index, local = config.stage_at(step)
         lr = self.optimizer.set_rate(config.stages[index].rate(local))
-        blocks = stream.rows(config.seed, step, config.batch, len(self.corpus.train))
         times = training_times(config.batch, seed=derive_seed(config.seed, "times", step))
         torch.manual_seed(derive_seed(config.seed, "dropout", step, self.setup.rank))
         self.doorway.train()
-        size = config.batch // (self.setup.world * config.accumulate)
         sums: dict[str, Tensor] = {}
         for part in range(config.accumulate):
-            first = (part * self.setup.world + self.setup.rank) * size
-            rows = range(first, first + size)
-            tokens = watch.read_tokens(self.corpus.train, blocks[rows.start : rows.stop], device)
-            draws = RowDraws([derive_seed(config.seed, "noise", step, row) for row in rows])
-            slice_times = times[rows.start : rows.stop].to(device, state_dtype_of(device))
+            rows = self._rows(part)
+            draws = RowDraws([derive_seed(config.seed, "noise", step, row) for row in rows], device)
             with self._exchange(part == config.accumulate - 1):
                 with self.accelerator.autocast():
-                    loss, parts = self.doorway("loss", tokens, times=slice_times, draws=draws)
+                    loss, parts = self.doorway("loss", tokens[part], times=times[rows.start : rows.stop], draws=draws)
                 self.accelerator.backward(loss)  # divides by the number of slices
             for name, value in {"loss": loss.detach().float(), **parts}.items():
                 sums[name] = sums.get(name, 0) + value / config.accumulate
         if self.setup.sharded:
             sharding.average_scalar_gradients(self.doorway)
         norm = sharding.gradient_norm(self.optimizer.main_parameters(), config.optimizer.clip)
-        # One exchange per step: the numbers of the journal, and whether any process was asked to stop.
-        packed = torch.stack([*sums.values(), torch.tensor(float(stop), device=device)])
-        *values, asked = self.accelerator.reduce(packed, reduction="mean").tolist()
-        numbers = {**dict(zip(sums, values, strict=True)), "lr": lr, "grad_norm": norm}
-        self._check_finite(numbers, step, blocks)
+        # One exchange and one read per step: the numbers of the journal, and whether any process was asked to stop.
+        asked = torch.full((), float(stop), device=device)
+        packed = torch.stack([*sums.values(), norm.to(device, torch.float32), asked])
+        *values, grad_norm, stopped = self.accelerator.reduce(packed, reduction="mean").tolist()
+        numbers = {**dict(zip(sums, values, strict=True)), "lr": lr, "grad_norm": grad_norm}
+        self._check_finite(numbers, step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.ema.update(self.model, step + 1)
-        return numbers, asked > 0
+        return numbers, stopped > 0
 
-    def _check_finite(self, numbers: dict[str, float], step: int, blocks: np.ndarray) -> None:
+    def _check_finite(self, numbers: dict[str, float], step: int) -> None:
         wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(numbers[name])]
         if wrong:
+            blocks = self._sequences(step)
             shown = ", ".join(str(block) for block in blocks[:8]) + (", ..." if len(blocks) > 8 else "")
             raise ConvergeFlowError(
                 f"{wrong[0]} is {numbers[wrong[0]]} at step {step + 1} (stage {self.optimizer.stage.name!r}, "

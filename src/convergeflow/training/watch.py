@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from numpy.typing import NDArray
 from torch import Tensor
 
 from convergeflow.data.corpus import Corpus
@@ -23,9 +22,9 @@ MONITOR_ROWS = 32
 NUM_SAMPLE_TEXTS = 4
 
 
-def read_tokens(split: NDArray[Any], rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Sequences of a corpus as token ids on a device, [rows, length]."""
-    return torch.from_numpy(np.asarray(split[rows], dtype=np.int64)).to(device)
+def read_tokens(split: Any, rows: Any) -> Tensor:
+    """Sequences of a corpus as token ids on the CPU, [rows, length]."""
+    return torch.from_numpy(np.asarray(split[rows], dtype=np.int64))
 
 
 @torch.no_grad()
@@ -35,9 +34,9 @@ def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: A
     sums: dict[str, float] = {}
     for first in range(0, count, MONITOR_ROWS):
         rows = np.arange(first, min(first + MONITOR_ROWS, count))
-        draws = RowDraws([derive_seed(config.seed, "monitor", int(row)) for row in rows])
+        draws = RowDraws([derive_seed(config.seed, "monitor", int(row)) for row in rows], accelerator.device)
         with accelerator.autocast():
-            numbers = doorway("monitor", read_tokens(corpus.heldout, rows, accelerator.device), draws=draws)
+            numbers = doorway("monitor", read_tokens(corpus.heldout, rows).to(accelerator.device), draws=draws)
         for name, value in numbers.items():
             sums[name] = sums.get(name, 0.0) + float(value) * len(rows) / count
     return sums

@@ -1,0 +1,59 @@
+"""One table of number formats, obeyed by everything that calls a network, and said by every record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ten_sentences import LENGTH, TOKENS, fresh
+
+from convergeflow import device, zoo
+from convergeflow.cli.main import main
+from convergeflow.device import HALF, chosen_precision, precision_of
+from convergeflow.randomness import RowDraws
+from convergeflow.systems import METHODS
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The column of an accelerator, on the CPU."""
+    monkeypatch.setitem(device.PRECISIONS, "float32", HALF)
+    with chosen_precision("float32"):
+        yield
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_network_call_runs_in_the_devices_format(name: str, half: None) -> None:
+    model = fresh(name)
+    seen: list[torch.dtype | None] = []
+
+    def look(*_: Any) -> None:
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+
+    model.network.register_forward_pre_hook(look)
+    samples = model.sample(2, LENGTH, seeds=[0, 1], nfe=4)
+    model.monitor(TOKENS[:2], draws=RowDraws(range(2)))
+    if model.bound_kind is not None:
+        model.bound(TOKENS[:2], draws=RowDraws(range(2)), repeats=1)
+    assert len(seen) > 4 and set(seen) == {torch.bfloat16}
+    assert samples.settings["precision"]["trunk"] == "bfloat16"
+    assert samples.settings["precision"]["kernel"] == "float32", "near the data the kernel is tens of nats"
+
+
+def test_a_chosen_precision_ends_with_its_block() -> None:
+    with chosen_precision("float64"):
+        assert zoo.load_model("stories-small", device="cpu").precision.described()["trunk"] == "float64"
+    assert precision_of(torch.device("cpu")) == device.FULL
+    assert zoo.load_model("stories-small", device="cpu").precision == device.FULL
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_records_say_what_they_were_computed_in(name: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "record.json"
+    command = ["evaluate", "stories-small", "--num", "2", "--nfe", "4", "--precision", name, "--out", str(file)]
+    assert main(command) == 0
+    said = json.loads(file.read_text())["sampling"]["precision"]
+    assert (said["trunk"], said["base"], said["mean"], said["state"]) == (name, name, name, "float64")
