@@ -28,6 +28,8 @@ from convergeflow.files import check_type, file_hash, read_json
 
 FORMAT = 1
 SPLITS = ("train", "heldout")
+SETTINGS_FILE = "settings.json"
+"""What was asked for, and the fingerprint that the corpus had when it was made."""
 
 
 Count = Annotated[StrictInt, Field(ge=0, lt=1 << 48)]
@@ -159,7 +161,11 @@ class Corpus:
         return float(-(shares * np.log(shares)).sum())
 
     def verify(self, largest: int | None = None) -> None:
-        """Compare every file, or those that are not too large, with its hash in the manifest."""
+        """Compare every file, or those that are not too large, with its hash in the manifest, and the manifest too."""
+        noted = self.folder / SETTINGS_FILE
+        made = read_json(noted, dict[str, str]).get("fingerprint") if noted.is_file() else None
+        if made not in (None, self.fingerprint):
+            raise ConvergeFlowError(f"{self.folder / 'manifest.json'} was changed; prepare the corpus again")
         for name, expected in self.manifest["sha256"].items():
             if largest is not None and (self.folder / name).stat().st_size > largest:
                 continue

@@ -24,7 +24,7 @@ from pydantic import StrictStr
 from typing_extensions import TypedDict
 
 from convergeflow.data import CORPORA
-from convergeflow.data.corpus import FORMAT, SPLITS, Corpus, Count
+from convergeflow.data.corpus import FORMAT, SETTINGS_FILE, SPLITS, Corpus, Count, fingerprint
 from convergeflow.data.sources import Files, Hub, Progress, Source, find_files
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, Tokenizer, build, stories_tokenizer
@@ -181,7 +181,7 @@ def _texts(
 
 def _is_done(folder: Path, key: str) -> bool:
     try:
-        noted = read_json(folder / "settings.json", dict[str, str])
+        noted = read_json(folder / SETTINGS_FILE, dict[str, str])
     except (OSError, UserError):
         return False
     return bool(noted.get("key") == key and (folder / "manifest.json").is_file())
@@ -343,7 +343,7 @@ class _Work:
             "splits": splits,
             "sha256": {file: file_hash(self.folder / file) for file in hashed},
         }
-        write_json(self.folder / "settings.json", {"key": self.key})
+        write_json(self.folder / SETTINGS_FILE, {"key": self.key, "fingerprint": fingerprint(manifest)})
         write_json(self.folder / "manifest.json", manifest)
         for path in (*self.folder.iterdir(), self.folder):
             sync(path)

@@ -23,7 +23,7 @@ from convergeflow.data.fetch import fetched
 from convergeflow.data.program import END_TOKEN
 from convergeflow.data.stories import BOYS, GIRLS, stories_law
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import MOST_JSON_BYTES, read_json
+from convergeflow.files import MOST_JSON_BYTES, read_json, write_text
 
 KINDS = ("word", "bpe", "byte", "gpt2")
 MOST_TOKENS = 1 << 22
@@ -130,8 +130,9 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             "convergeflow": {"kind": self.kind, "capitals": list(self.capitals)},
         }
-        (folder / "tokenizer.json").write_text(self._pipeline.to_str(pretty=True), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        # The second one last: where it is, both are whole.
+        write_text(folder / "tokenizer_config.json", json.dumps(config, indent=1))
+        write_text(folder / "tokenizer.json", self._pipeline.to_str(pretty=True))
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
