@@ -128,9 +128,14 @@ def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int)
     # Later folders can only be broken ones that a resumed run has passed over: they would confuse the next search.
     for later in [path for path in present(run) if step_of(path) > step]:
         shutil.rmtree(later, ignore_errors=True)
-    for old in present(run)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    remove_older(run, step, keep=keep)
     return target
+
+
+def remove_older(run: Path, step: int, *, keep: int) -> None:
+    """Remove all checkpoints but `keep` up to a step; a kill may have come in before that."""
+    for old in [path for path in present(run) if step_of(path) <= step][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:

@@ -369,6 +369,8 @@ class Trainer:
         sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
         self.moments = read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
+        if self.accelerator.is_main_process:
+            checkpoint.remove_older(self.setup.out, state["step"], keep=self.config.keep)
         self.setup.reporter.note(f"resuming from {folder}")
         return state["step"], {"keep_bytes": state["journal_bytes"], "keep_sha256": state.get("journal_sha256")}
 
