@@ -3,8 +3,9 @@
     python tests/faults/fuzz.py --examples 1000 --seed 0
 
 A case is a command that ends quickly, with a few odd options, or with files in which something was changed. It runs in
-a forked child with four gigabytes of memory and a minute of time. Wrong are tracebacks, internal errors, hangs, signals,
-exit codes that mean nothing, and changes outside the case's own folder. Cases that were once wrong stay in `KEPT`.
+a forked child with four gigabytes of memory and a minute of time. Wrong are tracebacks, internal errors, hangs,
+signals, exit codes that mean nothing, and changes outside the case's own folder. Cases that were once wrong stay in
+`KEPT`.
 """
 
 from __future__ import annotations
