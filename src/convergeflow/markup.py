@@ -22,6 +22,11 @@ def _number(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
+def in_json(text: str) -> str:
+    """A JSON text with such characters as JSON writes them, which changes no value."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def in_page(text: str) -> str:
     """A single line for a page of Markdown: no HTML, no links, no line breaks, nothing that steers."""
     line = " ".join(printable(text).split())

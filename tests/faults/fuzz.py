@@ -138,6 +138,8 @@ KEPT: tuple[Case, ...] = (
     Case("generate", (("logits", "."),)),
     Case("sweep", (("values", "nan"),)),
     Case("train", (("model", "null"),)),
+    Case("train", (("method", ""),)),
+    Case("train", (("model.schedule.kind", "[1]"),)),
     Case("blind", (), ("samples.jsonl", "nest", 0)),
     Case("inspect", (), ("record.json", "value", 3)),
 )

@@ -284,6 +284,8 @@ def test_20_records_and_messages_do_not_steer_a_terminal(tmp_path: Path, command
     (tmp_path / "r.json").write_text(json.dumps(record))
     shown = command("inspect", tmp_path / "r.json")
     assert shown.code == 0 and "\x1b" not in shown.out and "\\x1b]0;owned" in shown.out
+    as_json = command("inspect", tmp_path / "r.json", "--json")
+    assert json.loads(as_json.out) == record and "\x9b" not in as_json.out
     refused = command("generate", "--model", "./\x1b]0;owned\x07")
     assert refused.code == 2 and "\x1b" not in refused.err
 

@@ -206,6 +206,13 @@ def test_21_odd_environment_is_one_line(
     assert refused.code == 2 and name in refused.line
 
 
+def test_21_a_torn_line_of_clocks_is_passed_over(tmp_path: Path) -> None:
+    from convergeflow.studies.study import training_seconds
+
+    (tmp_path / "timing.jsonl").write_text('{"step": 1, "seconds": 2}\n{"step": 2, "sec{"step": 3, "seconds": 2}\n')
+    assert training_seconds(tmp_path) == 2.0
+
+
 def test_21_damaged_arrays_of_a_store_are_made_again(tmp_path: Path) -> None:
     from convergeflow.results.store import Store
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from convergeflow.markup import printable
+from convergeflow.markup import in_json, printable
 
 
 def quiet() -> bool:
@@ -51,7 +51,7 @@ def hint(*words: object) -> str:
 
 def print_json(value: Any) -> None:
     """A result for machines, on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(in_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 class Bar:

@@ -11,6 +11,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
+from convergeflow.markup import printable
 
 if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
@@ -100,7 +101,7 @@ def evaluate(
     if out is not None:
         files.write_json(out, result)
         note(f"record: {out}")
-    print_json(result) if json else print(render(result))
+    print_json(result) if json else print(printable(render(result)))
 
 
 def _refuse_unused(sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int) -> None:

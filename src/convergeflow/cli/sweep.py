@@ -13,6 +13,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import unknown_name
+from convergeflow.markup import printable
 
 if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
@@ -79,7 +80,7 @@ def sweep(
             measurer, loaded, points, about=origin(name, loaded), control=control, advance=bar.advance
         ).describe()
     note(f"wrote frontier.png, .svg, .csv, .json and report.html in {out}")
-    print_json(frontier) if json else print(render(frontier))
+    print_json(frontier) if json else print(printable(render(frontier)))
 
 
 def _arguments(
