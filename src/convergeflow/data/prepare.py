@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,12 @@ from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
 from convergeflow.data.encoders import Encoders, Passage
 from convergeflow.data.flat import Flat, find_flat
 from convergeflow.data.hub import Hub
-from convergeflow.data.packing import Unfinished, is_done
+from convergeflow.data.packing import OWN_FILES, Unfinished, is_done
 from convergeflow.data.sources import START, Files, Place, Progress, Restartable, find_files, restartable
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, LEARNED, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import cache_folder
+from convergeflow.files import DRAFT, cache_folder
 from convergeflow.randomness import derive_seed
 
 DEFAULT_LENGTH = 64
@@ -155,8 +156,7 @@ def _prepared(content: _Content, length: int, folder: Path, key: str, overwrite:
     with _only_one(folder):
         if is_done(folder, key):
             return Corpus.open(folder)
-        if folder.exists() and not overwrite and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
+        _check_place(folder, overwrite)
         work = Unfinished(folder, key, length)
         try:
             if not work.finished:
@@ -166,6 +166,21 @@ def _prepared(content: _Content, length: int, folder: Path, key: str, overwrite:
             raise
         work.take_place()
         return Corpus.open(folder)
+
+
+def _check_place(folder: Path, overwrite: bool) -> None:
+    """Refuse to write where something else is; `overwrite` is for another corpus, and for nothing but a corpus."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link: give the folder that it points to")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not overwrite:
+        raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(name for name in files - OWN_FILES if not name.startswith(DRAFT))
+    if not {"manifest.json", "train.bin"} <= files or foreign:
+        what = f"it holds {foreign[0]}" if foreign else "it has no manifest"
+        raise UserError(f"{folder} is not a corpus ({what}) and is not overwritten; choose another folder")
 
 
 def _only_one(folder: Path) -> FileLock:
@@ -236,6 +251,12 @@ class _Stories:
 
     def write(self, work: Unfinished, report: Progress) -> None:
         law, batch = stories_law(), 10_000
+        needed, free = (self.num_train + self.num_heldout) * work.length * 2, shutil.disk_usage(work.folder).free
+        if needed > free:
+            raise UserError(
+                f"{self.num_train:,} sequences of {work.length:,} tokens need {needed / 1e9:,.1f} GB on the disk, and "
+                f" {free / 1e9:,.1f} GB are free: lower `blocks`"
+            )
         work.start(stories_tokenizer())
         for split, num in (("train", self.num_train), ("heldout", self.num_heldout)):
             written = work.done[split] // work.length
