@@ -173,17 +173,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = _with_flags(_describe_failure(failure), _named(application, words))
         return _fail(message, 2 if isinstance(failure, UserError) else 1)
     except Exception as failure:
-        if _is_about_memory(failure):
-            if debug:
-                traceback.print_exc()
-            fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
-            return _fail(f"too little memory: {fix} ({_one_line(str(failure))[:160]})", 2)
-        if _is_about_the_others(failure) and not debug:
-            return _fail(OTHERS, 1)
-        if debug:
-            traceback.print_exc()
-            return _fail(f"internal error: {_one_line(repr(failure))}", 1)
-        return _fail(f"internal error: {_one_line(repr(failure))} (run with --debug for the traceback)", 1)
+        return _unexpected(failure, words, debug)
+
+
+def _unexpected(failure: Exception, words: Sequence[str], debug: bool) -> int:
+    """What no room of the package reports itself: memory, the other processes of a launch, our own mistakes."""
+    if debug:
+        traceback.print_exc()
+    if _is_about_memory(failure):
+        fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
+        return _fail(f"too little memory: {fix} ({_one_line(str(failure))[:160]})", 2)
+    if _is_about_the_others(failure):
+        return _fail(OTHERS, 1)
+    more = "" if debug else " (run with --debug for the traceback)"
+    return _fail(f"internal error: {_one_line(repr(failure))}{more}", 1)
 
 
 def _is_about_memory(failure: Exception) -> bool:
