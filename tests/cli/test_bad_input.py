@@ -23,7 +23,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generte", 2, "did you mean generate?"),
     ("--verson", 2, "did you mean --version?"),
     # fetch and prepare
-    ("fetch storys", 2, "known: gpt2-bpe, smollm2, sotu"),
+    ("fetch storys", 2, "known: asv, basic, gpt2-bpe, kjv, smollm2, sotu"),
     ("fetch", 2, "NAME"),
     ("prepare storis --out {out}", 2, "did you mean 'stories'?"),
     ("prepare {missing}.txt --out {out}", 2, "no such file"),

@@ -42,6 +42,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise {
                 "user": UserError("the vocabulary is 7, not 9;\n use the tokenizer of the checkpoint"),
                 "ours": ConvergeFlowError("the disk went away"),
+                "peer": RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:537] Connection reset by peer"),
                 "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"),
                 "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried 8 bytes"),
                 "file": FileNotFoundError(2, "No such file or directory", "corpus.txt"),
@@ -71,6 +72,7 @@ def test_a_command_may_choose_its_exit_code(toy: None, capsys: pytest.CaptureFix
     [
         ("user", 2, "error: the vocabulary is 7, not 9; use the tokenizer of the checkpoint"),
         ("ours", 1, "error: the disk went away"),
+        ("peer", 1, f"error: {command_line.OTHERS}"),
         (
             "cpu memory",
             2,

@@ -96,6 +96,23 @@ def startup(
 
 
 @app.command()
+def prepare(
+    megabytes: int = typer.Option(64, min=1, help="Text to encode."),
+    workers: int | None = typer.Option(None, min=1, help="Processes that encode; one per core by default."),
+    out: Path | None = typer.Option(None, help="Folder for a record: prepare-gpt2.json."),
+    as_json: Json = False,
+) -> None:
+    """Time `prepare` from a table of text to a corpus in GPT-2's tokens, on one core and on all.
+
+    Example:
+      convergeflow bench prepare --megabytes 64 --json
+    """
+    from convergeflow.benchmarks import prepare as contest
+
+    _deliver("prepare", "gpt2", contest.run(megabytes, workers), out, as_json, picture=False)
+
+
+@app.command()
 def serve(
     clients: str = typer.Option("8,32,128", help="Numbers of clients, separated by commas; one is always measured."),
     seconds: float = typer.Option(120.0, min=1, help="For how long each of them asks."),

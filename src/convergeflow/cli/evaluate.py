@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convergeflow.cli import options
-from convergeflow.cli.console import command_line, note, print_json, progress
+from convergeflow.cli.console import command_line, note, print_json, progress, stages
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
+    from convergeflow.evaluation.reference import Reference
     from convergeflow.systems.protocol import LanguageModel
 
 
@@ -37,6 +39,9 @@ def evaluate(
     bound: Annotated[
         int, typer.Option("--bound", min=0, help="Also bound the likelihood of the real text, with this many draws.")
     ] = 0,
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Look for the samples' 8-grams in the training text.")
+    ] = True,
     batch: options.Batch = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the samples in this JSONL file; a stopped run goes on from it.")
@@ -83,6 +88,8 @@ def evaluate(
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
+    if reference is not None:
+        reference = _indexed(reference) if overlap else replace(reference, training=None)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     if assessor.scorer.name == "exact" and len(chosen) > 1:
         note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
@@ -101,6 +108,19 @@ def evaluate(
         files.write_json(out, result)
         note(f"record: {out}")
     print_json(result) if json else print(render(result))
+
+
+def _indexed(reference: Reference) -> Reference:
+    """With an index of the training text, built now where a large text has none."""
+    from convergeflow.evaluation.overlap import NgramIndex
+
+    index = reference.training
+    if isinstance(index, NgramIndex) and not index.is_built:
+        size = 8e-9 * index.num_words
+        note(f"the training text is indexed once for the overlap ({size:.1f} GB beside it; --no-overlap leaves it out)")
+        with stages() as report:
+            index.build(lambda done: report("indexing 8-grams", done, index.num_ngrams))
+    return reference
 
 
 def _refuse_unused(

@@ -47,6 +47,11 @@ MORE_MEMORY = {
 }
 """What helps a command that runs out of memory, where it is not --batch."""
 
+OTHERS = (
+    "another process of this launch ended or cannot be reached: look for the first error of all, then give the command "
+    "again (train: with --resume)"
+)
+
 PLAIN: dict[str, Any] = {
     "rich_markup_mode": None,  # plain text: the same help on a screen, in a pipe and in the documentation
     "add_completion": False,
@@ -173,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 traceback.print_exc()
             fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
             return _fail(f"too little memory: {fix} ({_one_line(str(failure))[:160]})", 2)
+        if _is_about_the_others(failure) and not debug:
+            return _fail(OTHERS, 1)
         if debug:
             traceback.print_exc()
             return _fail(f"internal error: {_one_line(repr(failure))}", 1)
@@ -183,6 +190,12 @@ def _is_about_memory(failure: Exception) -> bool:
     """PyTorch has a kind of error for accelerators, and only words for a CPU."""
     named = any(kind.__name__ == "OutOfMemoryError" for kind in type(failure).__mro__)
     return named or isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
+
+
+def _is_about_the_others(failure: Exception) -> bool:
+    """What the libraries behind a launch of several processes say when one of those is gone."""
+    said = f"{type(failure).__name__} {failure}".lower()
+    return any(word in said for word in ("gloo/transport", "nccl", "processgroup", "distbackenderror"))
 
 
 def _fail(message: str, code: int) -> int:

@@ -15,7 +15,7 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), paper, or a YAML file with "
+            help="test (minutes, tiny models), embedded (2.5 hours on 2 cores), basic, paper, or a YAML file with "
             "`like: SCALE` and other sizes."
         ),
     ] = "test",
@@ -40,7 +40,7 @@ def reproduce(
     from convergeflow.errors import UserError
     from convergeflow.results.claims import Claims
     from convergeflow.results.store import Store, readable
-    from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
+    from convergeflow.studies.reproduce.registry import experiments, experiments_of
     from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
 
     if show:
@@ -60,7 +60,7 @@ def reproduce(
     if name is None:
         raise UserError("name an experiment or all (convergeflow reproduce --list shows them)")
     sizes = scale_by_name(scale)
-    chosen = list(experiments().values()) if name == "all" else [experiment_by_name(name)]
+    chosen = experiments_of(sizes, name)
 
     from convergeflow.studies.reproduce.report import counts
     from convergeflow.studies.reproduce.report import reproduce as run

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
     model_serializer,
@@ -44,16 +45,24 @@ class Section(BaseModel):
     # Infinities and NaN are never meant: YAML reads `.inf` and `nan` without a word.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    _later: ClassVar[tuple[str, ...]] = ()
+    """Keys that came after results were kept: written only where they are set, so that those results are found."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        unset = {name for name in self._later if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in write(self).items() if name not in unset}
+
 
 class CorpusConfig(Section):
     """The text and how it is cut."""
 
     name: str = "stories"
-    """A corpus of the package, `hf:DATASET`, or a folder made by `convergeflow prepare`."""
+    """A corpus of the package, `hf:NAME@REVISION`, or a folder made by `convergeflow prepare`."""
     paths: tuple[str, ...] = ()
-    """The user's own files (txt, jsonl, parquet); they take the place of a named corpus."""
+    """The user's own files (txt, jsonl, parquet, or train.bin and val.bin); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
+    """`word`, `word-byte`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
     vocabulary: PositiveInt | None = None
     """Number of tokens; if absent, what the tokenizer gives."""
     length: PositiveInt = 64
@@ -61,6 +70,10 @@ class CorpusConfig(Section):
     blocks: PositiveInt | None = None
     """Training sequences of the generated `stories`, if not the usual number; other texts have as many as they have."""
     heldout_blocks: PositiveInt | None = None
+    windows: Literal["fixed", "random"] = "fixed"
+    """`fixed`: a row is one of the sequences. `random`: it begins at any token (nanoGPT, the published code)."""
+
+    _later = ("windows",)
 
 
 class ModelConfig(Section):
@@ -234,6 +247,8 @@ class RunConfig(Section):
     """Steps between sample texts in the journal; 0 means only at the end."""
     sample_nfe: PositiveInt = 32
     tensorboard: bool = False
+
+    _later = ("keep_every",)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
 from convergeflow import files
+from convergeflow.data.corpus import Corpus
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.training import checkpoint
@@ -77,6 +78,19 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     )
 
 
+def _corpus_of_all(config: RunConfig, accelerator: Accelerator, reporter: Reporter) -> Corpus:
+    """The corpus, for every process; the first prepares it, unless the others would have to wait too long."""
+    refusal: UserError | None = None
+    with accelerator.main_process_first():
+        try:
+            # The other processes wait here, and the process group gives up after minutes.
+            progress = reporter.prepare if accelerator.is_main_process else None
+            return open_corpus(config, progress, large=accelerator.num_processes == 1)
+        except UserError as failure:
+            refusal = failure  # nobody may be left waiting: every process finds it, and leaves together with the others
+    raise refusal
+
+
 def train(
     config: RunConfig,
     out: Path,
@@ -98,8 +112,7 @@ def train(
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
-    with accelerator.main_process_first():
-        corpus = open_corpus(config, None if quiet else reporter.prepare)
+    corpus = _corpus_of_all(config, accelerator, reporter)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
     model = build_model(config, corpus.vocabulary)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from convergeflow.data import stream
@@ -65,6 +66,11 @@ class Setup:
     @property
     def rank(self) -> int:
         return int(self.accelerator.process_index)
+
+    @property
+    def text(self) -> NDArray[Any]:
+        """What rows are read from, [sequences, length]: the sequences of the corpus, or every window of its tokens."""
+        return self.corpus.windows if self.config.corpus.windows == "random" else self.corpus.train
 
     @property
     def sharded(self) -> bool:
@@ -212,13 +218,13 @@ class Trainer:
 
     def _sequences(self, step: int) -> np.ndarray:
         """Which sequences of the corpus are the rows of a step."""
-        return stream.rows(self.config.seed, step, self.config.batch, len(self.corpus.train))
+        return stream.rows(self.config.seed, step, self.config.batch, len(self.setup.text))
 
     def _tokens(self, step: int) -> Tensor:
         """What this process reads for a step, [accumulate, rows, length]."""
         chosen = self._sequences(step)
         parts = (self._rows(part) for part in range(self.config.accumulate))
-        return torch.stack([watch.read_tokens(self.corpus.train, chosen[rows.start : rows.stop]) for rows in parts])
+        return torch.stack([watch.read_tokens(self.setup.text, chosen[rows.start : rows.stop]) for rows in parts])
 
     def _train_step(self, step: int, tokens: Tensor, stop: bool) -> tuple[dict[str, float], bool]:
         config, device = self.config, self.accelerator.device

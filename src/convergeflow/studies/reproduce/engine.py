@@ -64,7 +64,7 @@ def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[st
 
 def expand(family: Family, scale: ExperimentScale) -> list[dict[str, Any]]:
     """What varies from point to point, by name; `row` is the paper's row where there is one."""
-    chosen = family.get("at", {scale.name: {}}).get(scale.name)
+    chosen = family.get("at", {scale.like: {}}).get(scale.like)
     if chosen is None:
         return []
     over = {name: getattr(scale, size) for name, size in family.get("over", {}).items()}

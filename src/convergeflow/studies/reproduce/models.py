@@ -67,21 +67,16 @@ class KeptModel:
 
 
 def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its recipe says, others are prepared."""
+    """The corpus of a scale; stories are written on the spot, others are those that their recipes train on."""
     if scale.corpus == "stories":
         out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
-    if scale.corpus == "sotu":
-        return open_corpus(resolve("sotu"))
     folder = store.folder / "corpora" / scale.corpus
-    if not (folder / "manifest.json").is_file():
-        raise UserError(
-            f"scale {scale.name} needs the corpus {scale.corpus}: prepare hf:Skylion007/openwebtext with `tokenizer` "
-            f"gpt2, `length` {scale.length} and `out` {folder}"
-        )
-    return Corpus.open(folder)
+    if (folder / "manifest.json").is_file():
+        return Corpus.open(folder)  # put there by hand
+    return open_corpus(resolve(scale.corpus), large=False)
 
 
 def found(store: Store, name: str) -> KeptModel:
@@ -103,9 +98,9 @@ def start_model(store: Store, scale: ExperimentScale) -> KeptModel:
         return found(store, scale.start)
     stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
     options = {}
-    if scale.name == "embedded":
+    if scale.like == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
-        recipe = resolve("stories")
+        recipe = resolve(scale.corpus)
         first = [stage for stage in recipe.stages if stage.objective == "ce"]
         share = scale.start_steps, sum(stage.steps for stage in first)
         stages = [
@@ -128,7 +123,7 @@ def continued(
     store: Store, scale: ExperimentScale, name: str, parent: KeptModel, objective: str, steps: int, checkpoints: int
 ) -> list[KeptModel]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
-    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
+    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.like]
     parts = _parts(checkpoints, objective, steps, lr=lr, ramp=scale.name != "paper")
     return trained(store, scale, name, parent.load, parts, parent=parent)
 
@@ -153,7 +148,7 @@ def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: K
 def learned_table_model(store: Store, scale: ExperimentScale, parent: KeptModel) -> list[KeptModel]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     # Fast enough that the table moves by its own size within the run.
-    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
+    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.like]
     parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True, ramp=scale.name != "paper")
     return trained(store, scale, "learned-table", lambda: _fresh(store, scale, parent), parts, parent=parent)
 
@@ -176,6 +171,9 @@ def _fresh(
 ) -> ConvergeFlowModel:
     """A model with random weights, and with the token table of another one if that is given."""
     corpus = corpus_for(store, scale)
+    other = None if table is None else table.load()
+    if other is not None:  # whose table fits a network of its own size
+        changes = {**{name: getattr(other.config, name) for name in ("width", "depth", "heads")}, **changes}
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
         scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
@@ -183,9 +181,9 @@ def _fresh(
     model = kind(config)
     total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
     model.set_unigram(torch.from_numpy(corpus.unigram * total))
-    if table is not None:
+    if other is not None:
         with torch.no_grad():
-            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+            model.network.embedding.weight.copy_(other.network.embedding.weight)
     return model
 
 
@@ -232,7 +230,7 @@ def run_config(scale: ExperimentScale, stages: list[StageConfig], world: int = 1
         model=model,
         stages=tuple(stages),
         # The shipped checkpoint's optimizer where models must learn within minutes.
-        optimizer=resolve("stories").optimizer if scale.name == "embedded" else OptimizerConfig(clip=1.0),
+        optimizer=resolve(scale.corpus).optimizer if scale.like == "embedded" else OptimizerConfig(clip=1.0),
         batch=scale.batch,
         # A constant average forgets the start only after its horizon; small runs are shorter than that.
         ema=EmaConfig(decay=0.99),

@@ -72,7 +72,7 @@ def reproduce(
     Several processes, here or on other machines, may do this in one folder: each takes what is free, and comes back to
     an experiment until all of its points are there.
     """
-    planned = [experiment.cost[scale.name] for experiment in experiments]
+    planned = [experiment.cost[scale.like] for experiment in experiments]
     points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
     store.pace = Pace(points, seconds, store.note)
     store.note(

@@ -1,8 +1,9 @@
-"""The three scales at which every experiment runs: the same code, other sizes.
+"""The scales at which experiments run: the same code, other sizes.
 
 `test` trains tiny models on the spot and ends within minutes; its verdicts on language are not testable by design.
 `embedded` uses the shipped stories checkpoint, whose text has exact scores. `paper` is OpenWebText with the checkpoint
-that the paper starts from and GPT-2 Large as the scorer. The sizes are in `scales.yaml`.
+that the paper starts from and GPT-2 Large as the scorer. `basic` is `embedded` on natural text, scored by SmolLM2, for
+the experiments about the trade-off between quality and diversity. The sizes are in `scales.yaml`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from convergeflow.errors import UserError, unknown_name
 
 SCALES = ("test", "embedded", "paper")
+"""The scales that descriptions of experiments know; another one takes what they say of one of these (`like`)."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,12 @@ class ExperimentScale:
     """Sizes of one scale."""
 
     name: str
+    like: str
+    """The scale whose points, costs and testable claims this one has; most often its own name."""
+    experiments: tuple[str, ...]
+    """Experiments of this scale; none named: all."""
     corpus: str
-    """`stories` or the name of a corpus to prepare."""
+    """`stories`, `basic` or the name of a corpus to prepare."""
     length: int
     """Tokens of a sample."""
     num_samples: int
@@ -82,12 +88,13 @@ def scale_by_name(name: str) -> ExperimentScale:
         name, changes = _changed(Path(name))
     if name not in sizes:
         raise unknown_name("scale", name, sizes)
-    for key in changes.keys() - sizes[name].keys():
-        raise unknown_name("size", key, sizes[name])
+    known = {**sizes.get(sizes[name].get("like"), {}), **sizes[name]}
+    for key in changes.keys() - known.keys():
+        raise unknown_name("size", key, known)
     chosen: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in {**sizes[name], **changes}.items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in {**known, **changes}.items()
     }
-    return ExperimentScale(name=name, **chosen)
+    return ExperimentScale(**{"name": name, "like": name, "experiments": (), **chosen})
 
 
 def _changed(path: Path) -> tuple[str, dict[str, Any]]:
