@@ -12,10 +12,10 @@ PYTEST_FLAGS ?=
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test faults lint bench clean
+.PHONY: help setup demo serve test faults lint bench rehearsal clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-7s %s\n", $$1, $$2}'
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install the tested versions
 
@@ -24,13 +24,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed (this is %d.%d); set PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hub,scorer,tensorboard,triton]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hub,jax,scorer,serve,tensorboard,triton]"
 	@touch $@
 
 demo: $(STAMP) ## generate text from the checkpoint that ships with the package, and show it converging
-	$(BIN)/convergeflow generate --preset sharp --num 4 --nfe 128 --grid closing --trace out/demo
+	@mkdir -p out
+	$(BIN)/convergeflow generate --preset sharp --num 4 --nfe 128 --grid closing --trace out/demo --replay out/demo.html
 	$(BIN)/convergeflow evaluate stories-small --preset sharp --num 32
 	@echo "the flow converging, as a picture: out/demo/trace.png"
+	@echo "the same as a replay, to open in a browser: out/demo.html"
+
+serve: $(STAMP) ## the shipped models on http://127.0.0.1:8000, with the page that shows them converge
+	$(BIN)/convergeflow serve
 
 test: $(STAMP) ## the whole test suite
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
@@ -47,6 +52,9 @@ lint: $(STAMP) ## style (ruff) and types (mypy)
 bench: $(STAMP) ## measure speed and memory on this machine
 	$(BIN)/convergeflow bench
 	$(BIN)/convergeflow bench startup
+
+rehearsal: $(STAMP) ## the commands of docs/paper-scale.md with small stand-ins on two processes, killed on the way
+	$(BIN)/python tests/rehearsal.py
 
 clean: ## remove .venv and everything that was built (never your runs)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

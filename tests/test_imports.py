@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "results": MEASURED - {"results"} | {"__init__"},
     "studies": MEASURED | {"__init__"},
     "benchmarks": LEARNED | {"files", "__init__"},
+    "serving": MEASURED | {"__init__"},
     "cli": MEASURED | {"interop", "studies", "benchmarks", "serving", "__init__"},
     "__main__": {"cli"},
     "__init__": MEASURED,

@@ -52,3 +52,13 @@ def test_the_core_can_be_read_in_an_afternoon() -> None:
     # A ceiling that is only ever lowered.
     files = [file for file in FILES if name_of(file).startswith(CORE) and name_of(file) not in FAST]
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 3500
+
+
+def test_a_name_means_one_class() -> None:
+    names = [
+        node.name
+        for file in FILES
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert not {name for name in names if names.count(name) > 1}

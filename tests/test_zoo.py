@@ -77,3 +77,17 @@ def test_loading_a_model_imports_nothing_that_it_does_not_need() -> None:
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_raw_weights_of_a_finished_run_are_those_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def write(folder: Path) -> None:
+        write_tensors(folder / "ema.safetensors", saved(folder).state_dict())
+
+    checkpoint.save_step(run, 3, write, keep=2)
+    saved(run / "model")
+    assert zoo.locate(run) == run / "model"
+    assert zoo.locate(run, average=False).name == "step-00000003"
+    with pytest.raises(UserError, match="one set of weights"):
+        zoo.load_model(run / "model", average=False)

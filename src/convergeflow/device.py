@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Precision:
     kernel: torch.dtype
     mean: torch.dtype
     state: torch.dtype
+    rounded: torch.dtype | None = None
+    """What the kernel term is rounded to before it joins the other logits; None where it is not rounded."""
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -44,7 +46,8 @@ class Precision:
 
     def described(self) -> dict[str, str]:
         """For records."""
-        return {name: str(dtype).removeprefix("torch.") for name, dtype in asdict(self).items()}
+        formats = {name: dtype for name, dtype in asdict(self).items() if dtype is not None}
+        return {name: str(dtype).removeprefix("torch.") for name, dtype in formats.items()}
 
 
 FULL = Precision(torch.float32, torch.float32, torch.float32, torch.float32, torch.float64)
@@ -53,6 +56,8 @@ HALF = Precision(torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16, 
 SINGLE = Precision(*(torch.float32,) * 5)
 PRECISIONS = {"float32": FULL, "float64": DOUBLE}
 """What a user can choose in place of the device's own column."""
+PUBLISHED = "published"
+"""The device's own column, with the kernel term rounded to bfloat16 as the paper's code rounds it."""
 
 _chosen: list[str] = []
 
@@ -61,18 +66,18 @@ def precision_of(device: torch.device, table: torch.dtype = torch.float32) -> Pr
     """The formats on a device; a float64 table is computed in float64 throughout."""
     if table == torch.float64:
         return DOUBLE
-    if _chosen:
+    if _chosen and _chosen[-1] != PUBLISHED:
         return PRECISIONS[_chosen[-1]] if device.type != "mps" else SINGLE
-    if device.type == "mps":
-        return SINGLE
-    return HALF if device.type == "cuda" and torch.cuda.is_bf16_supported() else FULL
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    own = SINGLE if device.type == "mps" else HALF if half else FULL
+    return replace(own, rounded=torch.bfloat16) if _chosen else own
 
 
 @contextmanager
 def chosen_precision(name: str | None) -> Iterator[None]:
-    """float32 or float64 throughout, for a while; None leaves the device its own formats."""
-    if name is not None and name not in PRECISIONS:
-        raise unknown_name("precision", name, tuple(PRECISIONS))
+    """float32 or float64 throughout, or as published, for a while; None leaves the device its own formats."""
+    if name is not None and name not in (*PRECISIONS, PUBLISHED):
+        raise unknown_name("precision", name, (*PRECISIONS, PUBLISHED))
     _chosen.extend([] if name is None else [name])
     try:
         yield
@@ -119,6 +124,12 @@ def state_dtype_of(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def visible_to(rank: int) -> dict[str, str]:
+    """What the environment of process `rank` must say, so that processes share the accelerators evenly."""
+    count = torch.cuda.device_count()
+    return {} if count < 2 else {"CUDA_VISIBLE_DEVICES": str(rank % count)}
+
+
 @dataclass(frozen=True)
 class Memory:
     """Of a device, in bytes."""
@@ -147,6 +158,11 @@ def memory_of(device: torch.device) -> Memory:
     free, total = torch.cuda.mem_get_info(device)
     # What the allocator holds and nobody uses can be had as well.
     return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether compiling the trunk pays there."""
+    return device.type == "cuda"
 
 
 TRITON_BACKEND = "cuda"

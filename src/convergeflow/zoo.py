@@ -33,8 +33,8 @@ def shipped_models() -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/config.json")) if folder.is_dir() else []
 
 
-def locate(name: str | Path) -> Path:
-    """The checkpoint folder of a shipped name, a folder, or a training run."""
+def locate(name: str | Path, *, average: bool = True) -> Path:
+    """The checkpoint folder of a shipped name, a folder, or a training run; an exported model has the average alone."""
     shipped = shipped_folder() / str(name)
     if str(name) in shipped_models():
         return shipped
@@ -43,7 +43,7 @@ def locate(name: str | Path) -> Path:
         if "/" in str(name) or str(name).startswith("."):
             raise UserError(f"{name} does not exist: give a checkpoint folder or one of {', '.join(shipped_models())}")
         raise unknown_name("model", str(name), shipped_models())
-    if (path / checkpoint.MODEL_FOLDER / "config.json").is_file():
+    if average and (path / checkpoint.MODEL_FOLDER / "config.json").is_file():
         return path / checkpoint.MODEL_FOLDER
     if (path / checkpoint.FOLDER).is_dir() and not (path / "config.json").is_file():
         newest = checkpoint.newest_whole(path, lambda message: None)
@@ -63,7 +63,11 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
     from convergeflow.systems.config import read_config
     from convergeflow.systems.protocol import read_tensors
 
-    folder = locate(name)
+    folder = locate(name, average=average)
+    if not average and not (folder / "ema.safetensors").is_file():
+        raise UserError(
+            f"{folder} holds one set of weights: leave `weights` out, or name a run or one of its checkpoints"
+        )
     if (folder / checkpoint.MANIFEST).is_file():
         checkpoint.verify(folder)
     model = class_of_type(read_config(folder)["model_type"]).from_pretrained(folder)

@@ -71,7 +71,7 @@ def test_training_steps_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_processes")
 def test_records_have_the_promised_keys(tmp_path: Any) -> None:
     records = {
-        "head": head.run(head.Shape(40, 16, 70), repeats=1),
+        "head": head.run(head.HeadSize(40, 16, 70), repeats=1),
         "sample": sample.run(TINY, repeats=1, points=1),
         "train": train.run(TINY, repeats=1),
     }

@@ -11,7 +11,7 @@ import torch
 
 from convergeflow.benchmarks import everything, head, measure, roofline, sample, train
 from convergeflow.benchmarks.models import SIZES, Size
-from convergeflow.benchmarks.roofline import CHIPS, Part, Setting
+from convergeflow.benchmarks.roofline import CHIPS, Part, Workload
 
 RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "records"
 TINY = Size(32, 2, 2, 61, 12, sample_batch=3, train_batch=4, self_condition=0.5)
@@ -44,7 +44,7 @@ def test_a_part_takes_the_longer_of_arithmetic_and_memory() -> None:
 
 def test_the_parts_are_the_hand_count_of_the_paper_size() -> None:
     """One product with the vocabulary is 77 MFLOP per token, the trunk 210 with attention."""
-    setting = Setting(SIZES["paper"])
+    setting = Workload(SIZES["paper"])
     assert setting.product == pytest.approx(77.2e6, rel=1e-3)
     assert setting.trunk == pytest.approx(210e6, rel=0.01)
     assert sum(part.flops for part in roofline.sampling(setting)) == pytest.approx(
@@ -55,7 +55,7 @@ def test_the_parts_are_the_hand_count_of_the_paper_size() -> None:
 
 
 def test_the_goals_on_an_a100() -> None:
-    found = roofline.predict(CHIPS["A100"], Setting(SIZES["paper"]))
+    found = roofline.predict(CHIPS["A100"], Workload(SIZES["paper"]))
     assert found["sampling_ms_per_sequence_and_call"] <= 2.6
     assert found["training_us_per_token"] <= 10.0
     assert found["published_sampling_ms_per_sequence_and_call"] > 1.9 * found["sampling_ms_per_sequence_and_call"]
@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "GEMM_SIDE", 32)
     monkeypatch.setattr(everything, "GEMM_SIDE", 32)
     monkeypatch.setitem(SIZES, "small", TINY)
-    monkeypatch.setitem(head.SHAPES, "small", head.Shape(40, 16, 70))
+    monkeypatch.setitem(head.SHAPES, "small", head.HeadSize(40, 16, 70))
 
 
 @pytest.mark.usefixtures("small")
@@ -97,6 +97,6 @@ def test_the_contests_of_an_accelerator_run_wherever_torch_does() -> None:
     assert contests["sample"]["token_agreement"]["shared"] > 0.5
     chip = everything._device_chip(device)
     assert chip.memory > 0 and chip.bf16 > 0
-    lines = everything.verdict(everything.compare(contests, Setting(TINY, batch=3, train_batch=4), chip))
+    lines = everything.verdict(everything.compare(contests, Workload(TINY, batch=3, train_batch=4), chip))
     assert all("us per token" in line for line in lines)
     assert everything._fitted(SIZES["paper"], device).sample_batch >= 1

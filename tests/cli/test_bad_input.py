@@ -23,7 +23,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generte", 2, "did you mean generate?"),
     ("--verson", 2, "did you mean --version?"),
     # fetch and prepare
-    ("fetch storys", 2, "known: gpt2-bpe, smollm2, sotu"),
+    ("fetch storys", 2, "known: asv, basic, gpt2-bpe, kjv, smollm2, sotu"),
     ("fetch", 2, "NAME"),
     ("prepare storis --out {out}", 2, "did you mean 'stories'?"),
     ("prepare {missing}.txt --out {out}", 2, "no such file"),
@@ -50,7 +50,7 @@ CASES: list[tuple[str, int, str]] = [
     ("train test --resume --out {out}", 2, "nothing to resume"),
     ("train test --init-from {missing} --out {out}", 2, "there is no model.safetensors"),
     ("train test --init-from {model} --out {out}", 2, "does not fit this configuration"),
-    ("train test --init-from {torn} --out {out}", 2, "is not readable"),
+    ("train test --init-from {torn} --out {out}", 2, "is damaged"),
     ("train test corpus.paths=[{blank}] --out {out}", 2, "the corpus is empty"),
     ("train test corpus.paths=[{latin1}] --out {out}", 2, "is not UTF-8 text"),
     ("train test corpus.name=storis --out {out}", 2, "did you mean 'stories'?"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convergeflow.benchmarks import head, measure, models, sample, scaling, startup, train
+from convergeflow.benchmarks import head, measure, models, prepare, sample, scaling, startup, train
 from convergeflow.cli.main import main
 from convergeflow.errors import ConvergeFlowError
 
@@ -19,7 +19,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"head": head.memory, "sample": sample.memory, "train": train.memory}
     monkeypatch.setattr(measure, "in_fresh_process", lambda job, **arguments: jobs[job](**arguments))
     monkeypatch.setattr(measure, "GEMM_SIDE", 32)
-    monkeypatch.setitem(head.SHAPES, "small", head.Shape(40, 16, 70))
+    monkeypatch.setitem(head.SHAPES, "small", head.HeadSize(40, 16, 70))
     monkeypatch.setitem(models.SIZES, "small", TINY)
     point = {"axis": "vocabulary", "seconds": {"plain": 2.0, "ours": 1.0}}
     monkeypatch.setattr(scaling, "points", lambda what: [{**point, "value": 8}, {**point, "value": 16}])
@@ -64,6 +64,24 @@ def test_a_process_is_charged_for_what_it_computes() -> None:
 def test_mistakes_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "head", *arguments]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_preparing_is_timed_on_one_core_and_on_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"Document {number} has some words, {number} of them." for number in range(2000)]
+    monkeypatch.setattr(prepare, "documents", lambda size: iter(texts))
+    monkeypatch.setattr(prepare, "TOKENIZER", "byte")
+    assert main(["bench", "prepare", "--workers", "2", "--json", "--out", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((tmp_path / "prepare-gpt2.json").read_text())
+    text_bytes = sum(map(len, texts))
+    assert record["megabytes"] == text_bytes / 1e6
+    assert record["bytes_per_token"] == pytest.approx(text_bytes / (text_bytes + len(texts)), abs=0.05)
+    for case in (record["workers_1"], record["workers_2"]):
+        assert case["MB_per_second"] == pytest.approx(text_bytes / 1e6 / case["seconds"])
+        assert case["MB_per_processor_second"] > 0
+    assert record["reached"] == (record["MB_per_second_of_two_free_cores"] >= 4.0)
 
 
 def test_everything_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,23 @@ def test_all_protocols_in_one_command(model: Path, tmp_path: Path, capsys: pytes
     assert len({record["gen_ppl"] for record in records}) >= 4
 
 
+def test_the_overlap_can_be_left_out_and_a_large_text_is_indexed_once(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convergeflow.evaluation.overlap.SMALL", 100)
+    assert main(["prepare", "--blocks", "60", "--heldout-blocks", "20", "--out", str(tmp_path / "corpus")]) == 0
+    arguments = ["evaluate", str(model), "--num", "4", "--nfe", "2", "--json", "--corpus", str(tmp_path / "corpus")]
+    shown = []
+    for more in ([], [], ["--no-overlap"]):
+        capsys.readouterr()
+        assert main([*arguments, *more]) == 0
+        shown.append(capsys.readouterr())
+    records = [json.loads(each.out) for each in shown]
+    assert ["indexed once" in each.err for each in shown] == [True, False, False]
+    assert ["training_overlap_8" in record["metrics"] for record in records] == [True, True, False]
+    assert records[0]["metrics"] == records[1]["metrics"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

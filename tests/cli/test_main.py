@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from convergeflow.cli import main as command_line
@@ -41,6 +42,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise {
                 "user": UserError("the vocabulary is 7, not 9;\n use the tokenizer of the checkpoint"),
                 "ours": ConvergeFlowError("the disk went away"),
+                "peer": RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:537] Connection reset by peer"),
+                "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"),
+                "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried 8 bytes"),
                 "file": FileNotFoundError(2, "No such file or directory", "corpus.txt"),
                 "bug": ZeroDivisionError("surprise"),
                 "stop": KeyboardInterrupt(),
@@ -68,6 +72,14 @@ def test_a_command_may_choose_its_exit_code(toy: None, capsys: pytest.CaptureFix
     [
         ("user", 2, "error: the vocabulary is 7, not 9; use the tokenizer of the checkpoint"),
         ("ours", 1, "error: the disk went away"),
+        ("peer", 1, f"error: {command_line.OTHERS}"),
+        (
+            "cpu memory",
+            2,
+            "error: too little memory: give a smaller --batch (DefaultCPUAllocator: can't allocate memory: you tried "
+            "8 bytes)",
+        ),
+        ("gpu memory", 2, "error: too little memory: give a smaller --batch (CUDA out of memory. Tried 8 bytes)"),
         ("file", 1, "error: no such file or directory: corpus.txt"),
         ("bug", 1, "error: internal error: ZeroDivisionError('surprise') (run with --debug for the traceback)"),
         ("stop", 130, "stopped"),
@@ -185,6 +197,20 @@ def test_everything_is_listed_without_loading_what_it_names() -> None:
 def test_generate_loads_only_what_it_needs() -> None:
     loaded = imported("generate", "--num", "1", "--nfe", "2")
     assert not loaded & {"transformers", "matplotlib", "scipy", "accelerate", "datasets", "rich", "pandas"}
+
+
+def test_training_that_needs_too_much_memory_is_told_what_helps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def full(*words: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("convergeflow.training.run.train", full)
+    code, out, err = run(capsys, "train", "test", "--out", str(tmp_path / "run"))
+    assert code == 2 and not out
+    assert err.splitlines()[-1].startswith(
+        "error: too little memory: give accumulate= twice its number, then recompute"
+    )
 
 
 def test_threads_wait_without_spinning_unless_the_user_says_otherwise() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from huggingface_hub import HfApi, errors
 
 from convergeflow.cli.main import main
 from convergeflow.data.corpus import Corpus
@@ -49,3 +53,27 @@ def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert main(words) == 2
     shown = capsys.readouterr()
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_what_cannot_be_prepared_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script"
+    script.mkdir()
+    (script / "openwebtext.py").write_text("raise SystemExit('this must never run')")
+    np.arange(250, 270, dtype="<u2").tofile(tmp_path / "beyond.bin")
+    (tmp_path / "torn.bin").write_bytes(b"odd")
+
+    def no_such_revision(*_: Any, **__: Any) -> Any:
+        raise errors.RevisionNotFoundError("404", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HfApi, "dataset_info", no_such_revision)
+    for source, message in (
+        (f"hf:{script}", "is a loading script (openwebtext.py)"),
+        ("hf:Skylion007/openwebtext@2019", "has no revision '2019'"),
+        (str(tmp_path / "beyond.bin"), "holds the id 257 (at token 7), beyond the 257 of the byte tokenizer"),
+        (str(tmp_path / "torn.bin"), "it is empty or truncated"),
+    ):
+        assert main(["prepare", source, "--tokenizer", "byte", "--length", "4"]) == 2
+        shown = capsys.readouterr()
+        assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""

@@ -79,3 +79,11 @@ def test_prepare_opens_a_corpus_folder_as_it_is(corpus: Corpus) -> None:
         prepare(corpus.folder, length=32)
     with pytest.raises(UserError, match="the tokenizer word, not bpe"):
         prepare(corpus.folder, length=16, tokenizer="bpe")
+
+
+def test_windows_are_all_stretches_of_the_training_tokens(corpus: Corpus) -> None:
+    tokens = np.asarray(corpus.train).ravel()
+    assert corpus.windows.shape == (30 * 16 - 15, 16)
+    for first in (0, 1, 17, 30 * 16 - 16):
+        np.testing.assert_array_equal(corpus.windows[first], tokens[first : first + 16])
+    assert np.shares_memory(corpus.windows, corpus.train)  # nothing is copied

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from convergeflow.data import CORPORA, sources
+from convergeflow.data import CORPORA, packing, sources
 from convergeflow.data import prepare as room
 from convergeflow.data.prepare import prepare
 from convergeflow.data.stories import stories_law
-from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.errors import UserError
 
 WORDS = "we the people hold that every year has its own work and its own hope".split()  # noqa: SIM905
 
@@ -171,7 +169,7 @@ def test_the_same_texts_give_the_same_fingerprint_anywhere(texts: list[Path], tm
     assert str(tmp_path) not in json.dumps(here.manifest)
 
 
-# --- speeches and the hub ---
+# --- speeches ---
 
 
 def test_speeches_hold_out_the_named_ones(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,36 +190,6 @@ def test_speeches_hold_out_the_named_ones(cache: Path, monkeypatch: pytest.Monke
     assert len(sources.HELD_OUT_SPEECHES) == len(set(sources.HELD_OUT_SPEECHES))
 
 
-def test_a_hub_dataset_is_streamed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-
-    def load_dataset(*arguments: Any, **options: Any) -> Any:
-        calls.append((arguments, options))
-        return ({"body": speech(number)} for number in range(1000))
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    options: dict[str, Any] = {"text_field": "body", "documents": 80, "heldout_share": 0.2, "tokenizer": "byte"}
-    corpus = prepare("hf:some/set", dataset_config="en", **options)
-    assert calls[0] == (("some/set", "en"), {"split": "train", "streaming": True})
-    ends = sum(int((getattr(corpus, split) == 256).sum()) for split in ("train", "heldout"))
-    assert 78 <= ends <= 80
-    assert 5 < (corpus.heldout == 256).sum() < 30
-    with pytest.raises(UserError, match="no field 'text'"):
-        prepare("hf:some/set", tokenizer="byte")
-
-
-def test_a_dataset_that_cannot_be_opened_is_one_line(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    def load_dataset(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("no\nsuch dataset")
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(ConvergeFlowError, match="'x/y': no such dataset"):
-        prepare("hf:x/y")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"convergeflow\[hub\]"):
-        prepare("hf:x/y")
-
-
 # --- stopping and going on ---
 
 
@@ -239,7 +207,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     seen: list[int] = []
 
     def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "packing":
+        if stage.startswith("packing"):
             seen.append(done)
             if len(seen) == after:
                 raise Stopped
@@ -258,7 +226,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         texts,
         target,
         vocabulary=300,
-        progress=lambda stage, done, total: again.append(done) if stage == "packing" else None,
+        progress=lambda stage, done, total: again.append(done) if stage.startswith("packing") else None,
     )
     assert not learned  # the tokenizer was kept
     assert again[0] > 0 and (after < 5 or again[0] > seen[0])
@@ -268,16 +236,16 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
 
 def test_a_full_disk_leaves_a_run_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = room._Work.append
+    real = packing.Unfinished.append
     calls = []
 
-    def full(work: room._Work, split: str, ids: np.ndarray) -> None:
+    def full(work: packing.Unfinished, split: str, ids: np.ndarray) -> None:
         calls.append(split)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device", str(work.folder))
         real(work, split, ids)
 
-    monkeypatch.setattr(room._Work, "append", full)
+    monkeypatch.setattr(packing.Unfinished, "append", full)
     settings: dict[str, Any] = {"length": 16, "blocks": 20, "heldout_blocks": 5}
     with pytest.raises(OSError, match="No space left"):
         prepare("stories", tmp_path / "out", **settings)
@@ -289,7 +257,7 @@ def test_a_full_disk_leaves_a_run_that_can_go_on(tmp_path: Path, monkeypatch: py
 
 def test_other_settings_start_afresh(texts: list[Path], tmp_path: Path) -> None:
     def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "packing":
+        if stage.startswith("packing"):
             raise Stopped
 
     with pytest.raises(Stopped):

@@ -17,6 +17,7 @@ from convergeflow.data.tokenizer import (
     stories_tokenizer,
     train_bpe,
     train_words,
+    train_words_and_bytes,
 )
 from convergeflow.errors import UserError
 
@@ -37,6 +38,7 @@ def small_gpt2(folder: Path) -> Path:
 MAKERS: dict[str, Callable[[Path], Tokenizer]] = {
     "word": lambda path: train_words([TEXT, TRICKY], 100),
     "stories": lambda path: stories_tokenizer(),
+    "word-byte": lambda path: train_words_and_bytes([TEXT], 262),
     "bpe": lambda path: train_bpe([TEXT] * 20, 280),
     "byte": lambda path: byte_tokenizer(),
     "gpt2": lambda path: gpt2_tokenizer(small_gpt2(path / "gpt2")),
@@ -72,7 +74,7 @@ def test_transformers_reads_the_folder(name: str, tmp_path: Path) -> None:
     assert theirs.decode(tokenizer.encode(TEXT)).lower() == TEXT.lower()
 
 
-@pytest.mark.parametrize("name", ["bpe", "byte", "gpt2"])
+@pytest.mark.parametrize("name", ["word-byte", "bpe", "byte", "gpt2"])
 def test_byte_level_text_comes_back_exactly(name: str, tmp_path: Path) -> None:
     tokenizer = MAKERS[name](tmp_path)
     ids = tokenizer.encode(TRICKY)
@@ -111,6 +113,14 @@ def test_bpe_learns_what_is_frequent() -> None:
     assert tokenizer.size <= 270 and tokenizer.end_id == 0
 
 
+def test_whole_words_before_pieces_and_bytes() -> None:
+    tokenizer = train_words_and_bytes(["so so some day, so some"], 260)
+    # " so" and " some" twice, of the words that come once the first in the alphabet; each with its space.
+    assert tokenizer.tokens()[257:] == ["Ġso", "Ġsome", "so"]
+    pieces = [[tokenizer.tokens()[index] for index in tokenizer.encode(text)] for text in (" some so", "so soon", "én")]
+    assert pieces == [["Ġsome", "Ġso"], ["so", "Ġso", "o", "n"], ["Ã", "©", "n"]]
+
+
 def test_rare_words_become_unknown() -> None:
     tokenizer = train_words(["a a a b b c"], 4)
     assert tokenizer.tokens() == ["<end>", "<unknown>", "a", "b"]
@@ -120,8 +130,9 @@ def test_rare_words_become_unknown() -> None:
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'bpe'"):
         build("bpee", iter([]), None, 300)
-    with pytest.raises(UserError, match="257"):
-        build("bpe", iter([]), 100, 300)
+    for kind in ("bpe", "word-byte"):
+        with pytest.raises(UserError, match="257"):
+            build(kind, iter([]), 100, 300)
     with pytest.raises(UserError, match="has 257 tokens, not 300"):
         build("byte", iter([]), 300, 300)
     with pytest.raises(UserError, match="convergeflow fetch gpt2-bpe"):

@@ -13,6 +13,7 @@ from ten_sentences import LENGTH, TOKENS, fresh
 from convergeflow import device, zoo
 from convergeflow.cli.main import main
 from convergeflow.device import HALF, chosen_precision, precision_of
+from convergeflow.model.fused import kernel_scores, weigh
 from convergeflow.randomness import RowDraws
 from convergeflow.systems import METHODS
 
@@ -57,3 +58,22 @@ def test_records_say_what_they_were_computed_in(name: str, tmp_path: Path, capsy
     assert main(command) == 0
     said = json.loads(file.read_text())["sampling"]["precision"]
     assert (said["trunk"], said["base"], said["mean"], said["state"]) == (name, name, name, "float64")
+
+
+def test_the_published_rounding_is_that_of_the_kernel_term_alone() -> None:
+    """Against the formula: softmax of base logits plus the kernel term rounded to bfloat16."""
+    torch.manual_seed(0)
+    h, weight, x = torch.randn(2, 3, 8), torch.randn(40, 8), 4 * torch.randn(2, 3, 16)
+    table = 4 * torch.nn.functional.normalize(torch.randn(40, 16), dim=-1)
+    kernel = torch.tensor([0.7, 0.0])[:, None].expand(2, 3)
+    term = (kernel[..., None] * (x @ table.T)).to(torch.bfloat16).float()
+    expected = (h @ weight.T + term).softmax(-1) @ table
+    plain = weigh(h, weight, None, x, kernel, table).mu
+    scores = kernel_scores(x, table)
+    with chosen_precision("published"):
+        assert precision_of(torch.device("cpu")).described()["rounded"] == "bfloat16"
+        for given in (None, scores):
+            found = weigh(h, weight, None, x, kernel, table, scores=given).mu
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            assert (found - plain)[0].abs().max() > 1e-3 and torch.allclose(found[1], plain[1], atol=1e-5)
+    assert "rounded" not in precision_of(torch.device("cpu")).described()

@@ -6,8 +6,12 @@ compiles the kernels for bfloat16.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,17 +28,24 @@ FLOAT32 = FULL
 FORMATS = {"float16": FLOAT16, "float32": FLOAT32, "bfloat16": HALF, "float64": DOUBLE}
 
 
-@pytest.fixture(scope="module")
-def triton_head() -> Iterator[Any]:
-    """The kernels as the interpreter runs them; the mode is read when Triton is imported."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
-        del sys.modules[name]
-    sys.modules.pop("convergeflow.model.triton_head", None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        from convergeflow.model import triton_head
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KINDS = ["triton"] if INTERPRETED else ["torch"]
 
-        yield triton_head
+
+@pytest.mark.slow
+def test_the_kernels_under_the_interpreter() -> None:
+    """All tests of this file that name a kind, with Triton's: it reads its mode when it is imported, once."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-k", "triton", __file__]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) >= 45, done.stdout
 
 
 def problem(num: int, vocabulary: int, hidden: int, width: int, strength: float = 1.0) -> dict[str, Tensor]:
@@ -85,12 +96,13 @@ def relative(found: Tensor, expected: Tensor) -> float:
 Use = Callable[..., None]
 
 
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=KINDS)
 def use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Use:
     """Lets the head run in tiles of one kind and in given formats, as if this CPU were an accelerator."""
     make: Any = accelerated.TorchTiles
     if request.param == "triton":
-        triton_head = request.getfixturevalue("triton_head")
+        from convergeflow.model import triton_head
+
         small = triton_head.Blocks(rows=16, tokens=32, depth=16, kernel_depth=16, warps=4, stages=2)
 
         def make(operands: accelerated.Prepared) -> Any:

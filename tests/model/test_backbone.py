@@ -121,3 +121,14 @@ def test_a_paired_pass_shows_each_noisy_position_itself_and_the_clean_words_befo
         torch.testing.assert_close(
             backbone(alone, torch.zeros(1).double(), Reading())[:, -1], out[:, length + position]
         )
+
+
+@torch.no_grad()
+def test_a_row_has_the_same_bits_in_every_batch() -> None:
+    trunk = trained_like(width=32, condition_width=32).float()
+    x, gamma = torch.randn(24, 64, 32), torch.linspace(-6.0, 6.0, 24)
+    whole = trunk(x, gamma)
+    for size in (1, 2, 3, 5, 7, 16):
+        for start in range(0, 24 - size + 1, size):
+            rows = slice(start, start + size)
+            assert torch.equal(trunk(x[rows], gamma[rows]), whole[rows]), size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from convergeflow.objective.losses import Objective, flow_loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.systems.likelihood import fixed_noise_report
+from convergeflow.training.config import StageConfig
 
 PRIOR = torch.tensor([0.6, 0.3, 0.1])
 
@@ -315,3 +317,44 @@ def test_a_block_learns_to_copy_from_the_words_before_it() -> None:
     noisy = schedule.gamma_max
     found = fixed_noise_report(network.eval(), schedule, [noisy], batch(256), RowDraws(range(256)), block_length=2)
     assert abs(found[f"ce@{noisy:g}"] - math.log(8) / 3) < 0.1
+
+
+def test_a_schedule_that_the_mse_moves_has_the_gradient_of_the_loss() -> None:
+    """The option `learn_schedule` of an mse stage, against finite differences of the loss in loc and scale."""
+    torch.manual_seed(0)
+    model = ConvergeFlowModel(ConvergeFlowConfig(vocabulary=9, width=16, depth=1, heads=2, length=5, dropout=0.0))
+    model.double()
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    stage = StageConfig(name="mse", objective="mse", steps=1, lr=1.0, learn_schedule=True, self_condition=0.0)
+    model.enter_stage(stage)
+    assert model.learned_schedule is not None
+    loc, scale, height = model.learned_schedule.loc, model.learned_schedule.scale, model.learned_schedule.entropy
+    assert loc.requires_grad and scale.requires_grad and not height.requires_grad
+    tokens, times = torch.randint(9, (4, 5)), training_times(4, seed=1)
+
+    def loss() -> torch.Tensor:
+        return model.loss(tokens, times=times, draws=RowDraws(range(4))).total
+
+    loss().backward()
+    for parameter in (loc, scale):
+        assert parameter.grad is not None
+        with torch.no_grad():
+            start, step = parameter.clone(), 1e-4
+            up, down = (float(loss_at(parameter, start + sign * step, loss)) for sign in (1, -1))
+            parameter.copy_(start)
+        assert float(parameter.grad) == pytest.approx((up - down) / (2 * step), rel=1e-4)
+
+
+def loss_at(parameter: nn.Parameter, value: torch.Tensor, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    parameter.copy_(value)
+    return loss()
+
+
+def test_the_mse_leaves_the_schedule_alone_unless_told() -> None:
+    model = ConvergeFlowModel(ConvergeFlowConfig(vocabulary=9, width=16, depth=1, heads=2, length=5, dropout=0.0))
+    for told in (True, False):
+        model.enter_stage(StageConfig(name="mse", objective="mse", steps=1, lr=1.0, learn_schedule=told))
+        assert model.learned_schedule is not None
+        assert model.learned_schedule.loc.requires_grad == model.learned_schedule.by_loss == told

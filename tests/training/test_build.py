@@ -81,3 +81,33 @@ def test_start_from_another_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a" / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(UserError, match="is damaged"):
         load_weights(target, tmp_path / "a")
+
+
+def test_a_launch_does_not_wait_for_a_long_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError) as caught:
+        open_corpus(resolve("owt"), large=False)
+    command = "convergeflow prepare hf:Skylion007/openwebtext --tokenizer gpt2 --vocabulary 50257 --length 1024"
+    assert str(caught.value).endswith(f"first run {command}")
+    assert open_corpus(resolve("test"), large=False).name == "stories"
+    # Files are large by their size, and only until they are prepared.
+    (tmp_path / "a.txt").write_text("some words of mine\n" * 50)
+    config = resolve("test", [f"corpus.paths=[{tmp_path / 'a.txt'}]", "corpus.tokenizer=byte", "corpus.blocks=null"])
+    monkeypatch.setattr("convergeflow.data.prepare.LARGE", 100)
+    with pytest.raises(UserError, match="convergeflow prepare"):
+        open_corpus(config, large=False)
+    assert open_corpus(config).fingerprint == open_corpus(config, large=False).fingerprint
+
+
+def test_what_is_prepared_by_hand_is_what_a_recipe_opens(tmp_path: Path) -> None:
+    """The numbers that go without saying do not make another corpus of it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from convergeflow.data.prepare import prepare
+
+    texts = [f"document {number} with some words" for number in range(60)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "train.parquet")
+    by_hand = prepare(f"hf:{tmp_path}", tokenizer="byte", length=16)
+    changes = [f"corpus.name=hf:{tmp_path}", "corpus.tokenizer=byte", "corpus.vocabulary=257", "corpus.length=16"]
+    changes.append("corpus.windows=random")
+    assert open_corpus(resolve("owt", changes), large=False).folder == by_hand.folder

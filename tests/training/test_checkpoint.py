@@ -119,3 +119,9 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
         checkpoint.write_folder(target, lambda folder, text=text: (folder / text).write_text(text) and None)
     assert sorted(path.name for path in target.iterdir()) == ["manifest.json", "two"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_every_so_many_steps_are_kept_for_good(tmp_path: Path) -> None:
+    for step in range(2, 22, 2):
+        checkpoint.save_step(tmp_path, step, lambda folder: None, keep=2, keep_every=6)
+    assert [checkpoint.step_of(folder) for folder in checkpoint.present(tmp_path)] == [6, 12, 18, 20]

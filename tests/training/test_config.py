@@ -36,6 +36,24 @@ def test_owt_is_the_paper() -> None:
     assert config.optimizer.name == "adamw" and config.optimizer.betas == (0.9, 0.999)
     assert config.optimizer.clip is None and config.optimizer.weight_decay == 0.0
     assert config.ema.decay == 0.9999 and not config.ema.warmup
+    # The paper's best checkpoint is that of step 175,000.
+    assert config.keep_every == 25_000 and 175_000 % config.keep_every == 0
+    assert config.compile == "auto"
+
+
+def test_owt_large_learns_its_table_first() -> None:
+    config = resolve("owt-large")
+    assert (config.model.system.depth, config.model.system.width, config.parallel) == (24, 1024, "fsdp")
+    first, second = config.stages
+    assert first.objective == "ce" and first.learn_table and first.learn_schedule and second.objective == "mse"
+
+
+def test_a_checkpoint_that_is_never_written_cannot_be_kept() -> None:
+    with pytest.raises(UserError, match="keep_every 25000 is not a multiple of checkpoint_every 300"):
+        resolve("owt", ["checkpoint_every=300"])
+    assert resolve("owt", ["compile=true"]).compile is True
+    with pytest.raises(UserError, match="compile"):
+        resolve("owt", ["compile=perhaps"])
 
 
 @pytest.mark.parametrize("name", ["test", "stories", "sotu", "sotu-blocks"])

@@ -14,7 +14,7 @@ from convergeflow.model.embedding import normalise_rows
 from convergeflow.training import checkpoint
 from convergeflow.training.build import build_model
 from convergeflow.training.config import resolve
-from convergeflow.training.estimate import estimate
+from convergeflow.training.estimate import estimate, memory
 from convergeflow.training.run import Reporter, saved_config, train
 
 SHORT = [
@@ -131,3 +131,28 @@ def test_estimate_counts_what_is_there() -> None:
     assert cost.state_bytes == 4 * 5 * parameters + 4 * len(list(model.parameters()))
     assert cost.steps == 50 and cost.tokens_per_step == 16 * 32
     assert cost.total_seconds == pytest.approx(50 * cost.seconds_per_step) and cost.seconds_per_step > 0
+
+
+def test_memory_is_counted_for_both_ways_to_share_the_work() -> None:
+    config = resolve("test", ["optimizer.name=adamw", "batch=16", "accumulate=2"])
+    model = build_model(config, 30)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    one, eight = memory(config, model)  # 16 processes cannot share 8 sequences a slice
+    assert (one.world, one.rows, eight.world, eight.rows) == (1, 8, 8, 1)
+    # The first stage trains everything: weights, average, gradients and two moments at 4 bytes.
+    assert one.ddp == one.fsdp == 20 * parameters
+    assert eight.ddp == 24 * parameters  # gradients once more, in buckets
+    assert eight.fsdp == 20 * parameters // 8 + 8 * parameters  # shards; gathered weights and waiting gradients
+    assert 4 * eight.activations < one.activations <= 8 * eight.activations and eight.activations > 0
+
+
+def test_a_run_of_another_number_of_processes_goes_on_with_one_line(tmp_path: Path) -> None:
+    outcome = train(resolve("test", SHORT), tmp_path)
+    state = checkpoint.read_json(outcome.checkpoint / "trainer.json")
+    checkpoint.write_json(outcome.checkpoint / "trainer.json", {**state, "world": 8})
+    checkpoint.seal(outcome.checkpoint)
+    warnings: list[str] = []
+    longer = saved_config(tmp_path, ["stages.1.steps=5"])
+    assert train(longer, tmp_path, resume=True, reporter=Reporter(warn=warnings.append)).step == 11
+    said = "resuming on 1 processes a run of 8: sums will differ in the last bits; for the same ones go on with 8"
+    assert warnings == [said]

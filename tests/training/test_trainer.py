@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -240,3 +241,24 @@ def test_the_loop_learns(tmp_path: Path) -> None:
     config = toy_config(stages=stages, evaluate_every=120, sample_every=0, checkpoint_every=1000)
     curve = run_toy(tmp_path, config) and losses(tmp_path)
     assert sum(curve[-10:]) < 0.7 * sum(curve[:10])
+
+
+def test_random_windows_are_a_function_of_seed_step_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = np.lib.stride_tricks.sliding_window_view(ToyCorpus().train.ravel(), ToyCorpus.length)
+    monkeypatch.setattr(ToyCorpus, "windows", windows, raising=False)
+    config = toy_config(corpus={"name": "toy", "length": ToyCorpus.length, "windows": "random"})
+    run_toy(tmp_path / "whole", config)
+    fixed = toy_config()
+    run_toy(tmp_path / "fixed", fixed)
+    assert losses(tmp_path / "whole") != losses(tmp_path / "fixed")
+    # Stopped in the middle and cut into other slices: the same rows.
+    assert not run_toy(tmp_path / "parts", config, stop_at=9).finished
+    run_toy(tmp_path / "parts", config, resume=True)
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
+    run_toy(tmp_path / "sliced", config.model_copy(update={"accumulate": 2}))
+    # The schedule's fit is no mean over rows, so the cross-entropy is compared.
+    entropies = [
+        [record["ce"] for record in map(json.loads, (tmp_path / name / "journal.jsonl").open()) if "loss" in record]
+        for name in ("sliced", "whole")
+    ]
+    assert entropies[0] == pytest.approx(entropies[1], rel=1e-4)

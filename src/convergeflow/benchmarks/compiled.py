@@ -23,7 +23,7 @@ from convergeflow.errors import ConvergeFlowError
 
 
 @dataclass(frozen=True)
-class Chip:
+class Multiprocessor:
     """What the threads of a multiprocessor share."""
 
     capability: int
@@ -33,7 +33,7 @@ class Chip:
     warps: int = 64
 
 
-CHIPS = {"A100": Chip(80, 164 << 10, 163 << 10), "H100": Chip(90, 228 << 10, 227 << 10)}
+CHIPS = {"A100": Multiprocessor(80, 164 << 10, 163 << 10), "H100": Multiprocessor(90, 228 << 10, 227 << 10)}
 
 POINTERS = {
     "weights_kernel": "out h weight bias:fp32 scaled:fp32 table:fp32 scores:fp32 kernel:fp32 peak:fp32 targets:i64 "
@@ -98,7 +98,9 @@ def _sizes(blocks: Any) -> dict[str, int]:
     return {"ROWS": blocks.rows, "TOKENS": blocks.tokens, "DEPTH": blocks.depth, "KERNEL_DEPTH": blocks.kernel_depth}
 
 
-def _resources(name: str, constants: dict[str, Any], warps: int, stages: int, chip: Chip, half: str) -> dict[str, Any]:
+def _resources(
+    name: str, constants: dict[str, Any], warps: int, stages: int, chip: Multiprocessor, half: str
+) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -152,14 +154,14 @@ def _read(cubin: bytes) -> dict[str, int]:
     return found
 
 
-def _blocks(registers: int, shared: int, warps: int, chip: Chip) -> int:
+def _blocks(registers: int, shared: int, warps: int, chip: Multiprocessor) -> int:
     """How many programs share a multiprocessor; registers are given to warps in portions of 256."""
     per_warp = -(-registers * 32 // 256) * 256
     by_memory = chip.shared_bytes // (shared + 1024) if shared <= chip.block_shared_bytes else 0
     return min(chip.registers // (per_warp * warps), by_memory, chip.warps // warps)
 
 
-def _occupancy(registers: int, shared: int, warps: int, chip: Chip) -> float:
+def _occupancy(registers: int, shared: int, warps: int, chip: Multiprocessor) -> float:
     """Warps that are there at once, as a share of the most that could be."""
     return _blocks(registers, shared, warps, chip) * warps / chip.warps
 

@@ -49,7 +49,7 @@ def run(device_name: str, size_name: str, repeats: int = 3) -> dict[str, Any]:
         size = _fitted(size, device)
         shape = replace(shape, rows=size.sample_batch * size.length)
         contests = on_device(size, shape, device, repeats)
-        setting = roofline.Setting(
+        setting = roofline.Workload(
             size,
             batch=size.sample_batch,
             calls_per_point=sample.CALLS_PER_POINT,
@@ -69,11 +69,11 @@ def run(device_name: str, size_name: str, repeats: int = 3) -> dict[str, Any]:
     }
 
 
-def cpu_setting(size: Size) -> roofline.Setting:
+def cpu_setting(size: Size) -> roofline.Workload:
     """What the contests do on a CPU."""
     rows = size.train_batch * size.length
     kept = min(1.0, fused.kept_bytes(rows, size.vocabulary) / (4 * rows * size.vocabulary))
-    return roofline.Setting(
+    return roofline.Workload(
         size,
         batch=size.sample_batch,
         calls_per_point=sample.CALLS_PER_POINT,
@@ -86,7 +86,7 @@ def cpu_setting(size: Size) -> roofline.Setting:
 
 
 def compare(
-    contests: Mapping[str, Mapping[str, Any]], setting: roofline.Setting, chip: roofline.Chip
+    contests: Mapping[str, Mapping[str, Any]], setting: roofline.Workload, chip: roofline.Chip
 ) -> dict[str, dict[str, float]]:
     """Seconds of ours and of plain beside the roofline's, for each contest."""
     size = setting.size
@@ -125,7 +125,7 @@ def verdict(compared: Mapping[str, Mapping[str, float]]) -> list[str]:
     return lines
 
 
-def on_device(size: Size, shape: head.Shape, device: torch.device, repeats: int) -> dict[str, dict[str, Any]]:
+def on_device(size: Size, shape: head.HeadSize, device: torch.device, repeats: int) -> dict[str, dict[str, Any]]:
     """The three contests with the plain side in the published code's formats."""
     return {
         "head": _device_head(shape, device, repeats),
@@ -137,7 +137,7 @@ def on_device(size: Size, shape: head.Shape, device: torch.device, repeats: int)
 class PublishedCase(head.Case):
     """The operands of a head on a device, and the published way to run it: bfloat16, TF32 and float64 logits."""
 
-    def __init__(self, shape: head.Shape, device: torch.device) -> None:
+    def __init__(self, shape: head.HeadSize, device: torch.device) -> None:
         super().__init__(shape)
         for name in ("h", "weight", "bias", "table", "x", "kernel", "pull"):
             setattr(self, name, getattr(self, name).to(device))
@@ -151,7 +151,7 @@ class PublishedCase(head.Case):
 
 
 @torch.no_grad()
-def _device_head(shape: head.Shape, device: torch.device, repeats: int) -> dict[str, Any]:
+def _device_head(shape: head.HeadSize, device: torch.device, repeats: int) -> dict[str, Any]:
     case = PublishedCase(shape, device)
     taken, memory = _timed(case.named(), device, repeats)
     return {

@@ -15,7 +15,7 @@ from convergeflow.model import fused
 
 
 @dataclass(frozen=True)
-class Shape:
+class HeadSize:
     """Positions, width and vocabulary."""
 
     rows: int
@@ -23,13 +23,13 @@ class Shape:
     vocabulary: int
 
 
-SHAPES = {"small": Shape(2048, 256, 8192), "paper": Shape(1024, 768, 50257)}
+SHAPES = {"small": HeadSize(2048, 256, 8192), "paper": HeadSize(1024, 768, 50257)}
 
 
 class Case:
     """The operands of a head and the ways to run it."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: HeadSize) -> None:
         rng = torch.Generator().manual_seed(0)
 
         def normal(*size: int) -> Tensor:
@@ -95,7 +95,7 @@ class Case:
 
 
 @torch.no_grad()
-def run(shape: Shape, repeats: int = 5) -> dict[str, Any]:
+def run(shape: HeadSize, repeats: int = 5) -> dict[str, Any]:
     """Times, memory and accuracy of one shape."""
     case = Case(shape)
     cases = case.named()
@@ -133,7 +133,7 @@ def run(shape: Shape, repeats: int = 5) -> dict[str, Any]:
     }
 
 
-def training_flops(shape: Shape) -> float:
+def training_flops(shape: HeadSize) -> float:
     """Forward 3, backward 3, and 2 more for every tile that is made again instead of kept."""
     kept = min(1.0, fused.kept_bytes(shape.rows, shape.vocabulary) / (4 * shape.rows * shape.vocabulary))
     return (6 + 2 * (1 - kept)) * measure.head_flops(shape.rows, shape.width, shape.vocabulary, products=1)
@@ -147,9 +147,9 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 @torch.no_grad()
 def memory(shape: dict[str, int], contestant: str) -> dict[str, float]:
     """Memory that one run needs beyond its operands (called in a fresh process)."""
-    tiny = Case(Shape(8, shape["width"], 64))
+    tiny = Case(HeadSize(8, shape["width"], 64))
     tiny.named()[contestant]()  # loads libraries and starts threads
-    case = Case(Shape(**shape))
+    case = Case(HeadSize(**shape))
     with measure.PeakMemory() as watch:
         case.named()[contestant]()
     return {"extra_mb": watch.extra}

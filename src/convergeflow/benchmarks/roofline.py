@@ -66,7 +66,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Workload:
     """What is predicted: a size, sequences per pass, and how often a grid point's scores are used."""
 
     size: Size
@@ -105,7 +105,7 @@ class Setting:
         return bytes_each * self.size.vocabulary * self.size.width / (batch * self.size.length)
 
 
-def sampling(setting: Setting) -> list[Part]:
+def sampling(setting: Workload) -> list[Part]:
     """A call of our network and head, with the kernel scores of a grid point shared by its calls."""
     half, product = setting.half, setting.product
     low, exact = ("bf16", "tf32x3") if half else ("float32", "float32")
@@ -123,7 +123,7 @@ def sampling(setting: Setting) -> list[Part]:
     ]
 
 
-def training(setting: Setting) -> list[Part]:
+def training(setting: Workload) -> list[Part]:
     """A token of a training step with a frozen table; weights are kept for the backward pass."""
     half, product, batch = setting.half, setting.product, setting.train_batch
     low, exact = ("bf16", "tf32x3") if half else ("float32", "float32")
@@ -152,7 +152,7 @@ def training(setting: Setting) -> list[Part]:
     ]
 
 
-def published_sampling(setting: Setting) -> list[Part]:
+def published_sampling(setting: Workload) -> list[Part]:
     """The same call as the published code makes it: bfloat16 trunk, TF32 kernel and mean, float64 logits."""
     product = setting.product
     return [
@@ -170,7 +170,7 @@ def published_sampling(setting: Setting) -> list[Part]:
     ]
 
 
-def published_training(setting: Setting) -> list[Part]:
+def published_training(setting: Workload) -> list[Part]:
     """A token of a training step as the published code makes it; all logits exist."""
     product, batch = setting.product, setting.train_batch
     forward = [
@@ -197,13 +197,13 @@ def published_training(setting: Setting) -> list[Part]:
     ]
 
 
-def head(setting: Setting) -> list[Part]:
+def head(setting: Workload) -> list[Part]:
     """Our head alone, nothing shared."""
     parts = ("kernel term", "base logits and softmax", "parts whose peak rose", "mean", "half-precision tables")
     return [part for part in training(setting) if part.name in parts]
 
 
-def _rescaled(setting: Setting, batch: int) -> float:
+def _rescaled(setting: Workload, batch: int) -> float:
     """The share of cells that are scaled down once more: the first tile, and tiles in which a row's peak rises.
 
     The peak of a row lies in any of its tiles with the same probability, so it rises in the k-th with 1/k.
@@ -222,7 +222,7 @@ GOALS = {"sampling_ms_per_sequence_and_call": 2.6, "training_us_per_token": 10.0
 """On an A100 at the paper's size."""
 
 
-def predict(chip: Chip, setting: Setting) -> dict[str, Any]:
+def predict(chip: Chip, setting: Workload) -> dict[str, Any]:
     """Times of ours and of the published code, part by part, and how they move with what our kernels reach."""
     tokens = setting.size.length
     ours, theirs = sampling(setting), published_sampling(setting)
@@ -256,7 +256,7 @@ def _table(parts: Sequence[Part], chip: Chip) -> dict[str, float]:
 
 def run() -> dict[str, Any]:
     """The paper's size on the chips that we know, with the goals and whether the A100 meets them."""
-    predictions = {name: predict(chip, Setting(SIZES["paper"])) for name, chip in CHIPS.items()}
+    predictions = {name: predict(chip, Workload(SIZES["paper"])) for name, chip in CHIPS.items()}
     return {
         "goals": GOALS,
         "met": {name: predictions["A100"][name] <= bound for name, bound in GOALS.items()},

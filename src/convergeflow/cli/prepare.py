@@ -12,11 +12,14 @@ from convergeflow.cli import options
 def prepare(
     source: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE", help="stories, sotu, hf:DATASET, or txt, jsonl, parquet files and folders."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="stories, basic, sotu, hf:NAME@REVISION, txt, jsonl, parquet files and folders, or train.bin val.bin.",
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder to write; by default one in the cache.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="word, bpe, byte, gpt2, or a folder with a tokenizer.json.")
+        str | None, typer.Option(help="word, word-byte, bpe, byte, gpt2, or a folder with a tokenizer.json.")
     ] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Tokens of a learned tokenizer.")] = None,
     length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 64,
@@ -28,16 +31,21 @@ def prepare(
     dataset_config: Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")] = None,
     dataset_split: Annotated[str, typer.Option(help="Split of a hub dataset.")] = "train",
     documents: Annotated[int | None, typer.Option(help="Use this many documents at most.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that encode; one per core by default.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in the folder.")] = False,
     json: options.Json = False,
 ) -> None:
     """Turn text into a corpus: a tokenizer, packed sequences, and a manifest with hashes and counts.
 
-    A stopped run goes on where it was when the same command is given again; a finished one is not repeated.
+    A stopped run goes on where it was when the same command is given again; a finished one is not repeated. A dataset
+    of the hub is read at one commit, which the manifest names; hf:FOLDER is a copy on this machine. Flat token files
+    (uint16, as nanoGPT writes them) are used where they lie.
 
     Example:
       convergeflow prepare stories
-      convergeflow prepare sotu --vocabulary 1024 --length 64
+      convergeflow prepare basic --vocabulary 4096 --length 64
+      convergeflow prepare hf:Skylion007/openwebtext --tokenizer gpt2 --length 1024
+      convergeflow prepare data/openwebtext/train.bin data/openwebtext/val.bin --tokenizer gpt2 --length 1024
       convergeflow prepare my-texts/ notes.jsonl --tokenizer bpe --vocabulary 4096 --out corpus/
     """
     given = dict(locals())  # all options but these are the settings of the same name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,11 @@ from convergeflow.cli import options
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME|all", help="An experiment, or all of them.")] = None,
     scale: Annotated[
-        str, typer.Option(help="test (minutes, tiny models), embedded (up to 2.5 hours on 2 cores), or paper.")
+        str,
+        typer.Option(
+            help="test (minutes, tiny models), embedded (2.5 hours on 2 cores), basic, paper, or a YAML file with "
+            "`like: SCALE` and other sizes."
+        ),
     ] = "test",
     out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",
     precision: options.Precision = None,
@@ -22,7 +27,9 @@ def reproduce(
     """Measure what the paper claims, and judge each claim by what was measured.
 
     Writes one record per measured point, figures, and a page (report.html and report.md for all, NAME.html and NAME.md
-    for one) with a verdict per claim. A stopped run goes on where it was when the same command is given again.
+    for one) with a verdict per claim. A stopped run goes on where it was when the same command is given again. Several
+    processes, on several machines too, share the work if they are given the same folder: torchrun --nproc-per-node 8 -m
+    convergeflow reproduce ...
 
     Example:
       convergeflow reproduce --list
@@ -31,8 +38,9 @@ def reproduce(
     """
     from convergeflow.cli import console
     from convergeflow.errors import UserError
+    from convergeflow.results.claims import Claims
     from convergeflow.results.store import Store, readable
-    from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
+    from convergeflow.studies.reproduce.registry import experiments, experiments_of
     from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
 
     if show:
@@ -52,12 +60,12 @@ def reproduce(
     if name is None:
         raise UserError("name an experiment or all (convergeflow reproduce --list shows them)")
     sizes = scale_by_name(scale)
-    chosen = list(experiments().values()) if name == "all" else [experiment_by_name(name)]
+    chosen = experiments_of(sizes, name)
 
     from convergeflow.studies.reproduce.report import counts
     from convergeflow.studies.reproduce.report import reproduce as run
 
-    store = Store(out, note=console.note)
+    store = Store(out, note=console.note, claims=Claims(Path(out) / "claims"))
     # One experiment gets a page of its own: the report of all must survive it.
     page = "report" if name == "all" else name
     finished = run(chosen, store, sizes, page=page)

@@ -11,7 +11,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, fields, make_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +19,11 @@ from typing import Annotated, Any
 import typer
 
 from convergeflow.errors import UserError
-from convergeflow.flow.guidance import Controls
-from convergeflow.sampling.settings import Freeze, Settings
+from convergeflow.systems.options import declared, settings_of
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
+    from convergeflow.sampling.settings import Settings
     from convergeflow.systems.protocol import LanguageModel
 
 
@@ -37,26 +37,10 @@ class _Given:
 
     def settings(self, schedule: Schedule, default: str | None = None) -> Settings:
         """Checked settings for a model with this schedule and, if it has one, a preset of its own."""
-        from convergeflow.sampling.plan import preset_for
-
         given = self.given()
-        preset = given.pop("preset", default)
-        base = Settings() if preset is None else preset_for(preset, schedule, nfe=self.nfe)
-        everywhere = given.pop("schedule", None)
-        if everywhere is not None:
-            given = (
-                dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
-            )
-        controls = {f.name: given.pop(f.name) for f in fields(Controls) if f.name in given}
-        controls = {name: value.upper() if isinstance(value, str) else value for name, value in controls.items()}
-        limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
-        if limits and not self.freeze:
-            raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
-        if self.freeze:
-            given["freeze"] = Freeze(**limits)
         if self.grid is not None:
             given["grid"] = _grid(self.grid)
-        return replace(base, controls=replace(base.controls, **controls), **given)
+        return settings_of(given, schedule, default)
 
     def given(self) -> dict[str, Any]:
         """The options the user set."""
@@ -66,38 +50,17 @@ class _Given:
 
 def _options() -> Iterator[tuple[str, Any, Any]]:
     """Name, annotation for typer and default of every sampling option."""
-    named = "Named settings of the paper, rescaled to this model: see `convergeflow list presets`."
-    yield _option("preset", str, f"{named} [default: the model's own, if it has one]")
-    hints = typing.get_type_hints(Settings, include_extras=True)
-    for control in fields(Settings):
-        if control.name == "controls":
-            over_time = "Strength over time of all controls: A constant, B /(1+sqrt(sigma/alpha)), C /(1+sigma/alpha)."
-            yield _option("schedule", str, f"{over_time} [default: A]")
-            yield from _declared(Controls)
-        elif control.name == "freeze":
-            switch = typer.Option("--freeze", help=typing.get_args(hints["freeze"])[1])
-            yield "freeze", Annotated[bool, switch], False
-            yield from _declared(Freeze, "freeze_")
-        else:
-            yield _from_field(control.name, hints[control.name], control.default)
-
-
-def _declared(settings: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    hints = typing.get_type_hints(settings, include_extras=True)
-    for control in fields(settings):
-        yield _from_field(prefix + control.name, hints[control.name], control.default)
-
-
-def _from_field(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
-    kind, words = typing.get_args(hint)
-    if default is not None:
-        words += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
-    # Of several types the first is the one that can be typed: a name, a number.
-    return _option(name, (typing.get_args(kind) or (kind,))[0], words)
-
-
-def _option(name: str, kind: type[Any], words: str) -> tuple[str, Any, Any]:
-    return name, Annotated[kind | None, typer.Option(help=re.sub(r"`(\w+)`", r"--\1", words))], None
+    for name, kind, words, default in declared():
+        if name == "freeze":
+            yield name, Annotated[bool, typer.Option("--freeze", help=words)], False
+            continue
+        if name == "preset":
+            words += " [default: the model's own, if it has one]"
+        elif default is not None:
+            words += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+        # Of several types the first is the one that can be typed: a name, a number.
+        typed = (typing.get_args(kind) or (kind,))[0]
+        yield name, Annotated[typed | None, typer.Option(help=re.sub(r"`(\w+)`", r"--\1", words))], None
 
 
 if typing.TYPE_CHECKING:

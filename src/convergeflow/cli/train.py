@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convergeflow.cli import console, options
 from convergeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from convergeflow.training.estimate import RunCost
 
 DEFAULT_RECIPE = "stories"
 
@@ -116,7 +119,6 @@ def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
     config = configuration.resolve(recipe, overrides)
     table = configuration.origins(recipe, overrides)
 
-    from convergeflow.results.store import readable
     from convergeflow.training.build import build_model, open_corpus
     from convergeflow.training.estimate import estimate
 
@@ -132,8 +134,25 @@ vocabulary       {vocabulary:,}
 parameters       {cost.parameters:,} ({cost.trained_parameters:,} trained in the first stage)
 memory           {_bytes(cost.state_bytes)} for weights, gradients, optimizer and average
                  {_bytes(cost.activation_bytes)} for activations, measured and scaled to the batch
-time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, one process
-total            {readable(cost.total_seconds)} for {cost.steps:,} steps, without evaluation""")
+{_time(cost)}""")
+    if cost.per_process:
+        print("memory per process, counted (activations in float32; bfloat16 halves most of them)")
+        for each in cost.per_process:
+            share = f"{each.rows} sequences at once, activations {_bytes(each.activations)}"
+            sharded = "" if each.world == 1 else f", FSDP2 {_bytes(each.fsdp)}"
+            processes = "process  " if each.world == 1 else "processes"
+            print(f"  {each.world:2} {processes}   DDP {_bytes(each.ddp)}{sharded}; {share}")
+
+
+def _time(cost: RunCost) -> str:
+    from convergeflow.results.store import readable
+
+    if cost.seconds_per_step is None or cost.total_seconds is None:
+        return "time per step    not tried: this machine has no accelerator; docs/paper-scale.md has the arithmetic"
+    return (
+        f"time per step    {cost.seconds_per_step:.3g} s ({cost.tokens_per_step:,} tokens), {cost.device}, 1 process\n"
+        f"total            {readable(cost.total_seconds)} for {cost.steps:,} steps, without evaluation"
+    )
 
 
 def _bytes(number: int) -> str:

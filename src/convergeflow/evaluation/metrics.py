@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,8 @@ from scipy import sparse
 from convergeflow.evaluation.estimate import Estimate, Floats, mean, pairwise_mean
 from convergeflow.evaluation.exact import ExactScores, exact_scores
 from convergeflow.evaluation.ngrams import distinct_per_block, ngram_codes, present_in
-from convergeflow.evaluation.reference import Reference
+from convergeflow.evaluation.overlap import NgramIndex
+from convergeflow.evaluation.reference import OVERLAP, Reference
 
 Blocks = NDArray[np.integer]
 
@@ -70,10 +71,14 @@ def pairwise_overlap(ids: Blocks, n: int, vocabulary: int) -> Estimate:
     return pairwise_mean(shared / (sizes[:, None] + sizes[None, :] - shared))
 
 
-def training_overlap(ids: Blocks, training: Blocks, n: int, vocabulary: int) -> Estimate:
-    """Share of a sample's n-grams that occur in the training blocks."""
-    found = present_in(ngram_codes(ids, n, vocabulary), training, n, vocabulary)
-    return mean(found.mean(1))
+def training_overlap(ids: Blocks, training: Blocks | NgramIndex, n: int, vocabulary: int) -> Estimate:
+    """Share of a sample's n-grams that occur in the training blocks; what an index finds by chance is taken out."""
+    codes = ngram_codes(ids, n, vocabulary)
+    if not isinstance(training, NgramIndex):
+        return mean(present_in(codes, training, n, vocabulary).mean(1))
+    chance = training.false_positives
+    found = mean((training.contains(codes).mean(1) - chance) / (1.0 - chance))
+    return replace(found, value=max(found.value, 0.0))
 
 
 def jensen_shannon(ids: Blocks, reference: Blocks, n: int, vocabulary: int) -> Estimate:
@@ -123,7 +128,7 @@ METRICS = {
     "repetition_4": Metric("4-grams of a sample that it said before (share)", 4, repetition),
     "pairwise_overlap_4": Metric("4-grams that two samples share (Jaccard)", 4, pairwise_overlap),
     "training_overlap_8": Metric(
-        "8-grams of a sample that occur in the training text (share)", 8, training_overlap, "training"
+        "8-grams of a sample that occur in the training text (share)", OVERLAP, training_overlap, "training"
     ),
     "js_1": Metric("distance of word shares to held-out text (0 to 0.833)", 1, jensen_shannon, "statistics"),
     "js_2": Metric("distance of 2-gram shares to held-out text (0 to 0.833)", 2, jensen_shannon, "statistics"),

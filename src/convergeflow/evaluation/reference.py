@@ -19,11 +19,14 @@ from convergeflow.data.corpus import Corpus
 from convergeflow.data.stories import StoriesLaw, stories_law
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.evaluation.overlap import NgramIndex, training_text
 from convergeflow.files import cache_folder
 from convergeflow.randomness import derive_seed
 
 VERIFIED_BYTES = 1 << 30
 """Larger files of a corpus are compared with their hashes when they are trained on, not whenever text is scored."""
+OVERLAP = 8
+"""Words in a row that count as taken from the training text."""
 STATISTICS_BLOCKS = 4096
 """Blocks from which n-gram statistics of real text are taken, at most."""
 
@@ -41,8 +44,8 @@ class Reference:
     """Held-out blocks that are scored exactly like samples, [n, length]."""
     statistics: NDArray[Any] | None = None
     """Other held-out blocks, [m, length]."""
-    training: NDArray[Any] | None = None
-    """Training blocks; may be a memory map."""
+    training: NDArray[Any] | NgramIndex | None = None
+    """Training blocks, which may be a memory map, or the n-grams of a text that is too large to search."""
     law: StoriesLaw | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class Reference:
             "real_blocks": 0 if self.real is None else len(self.real),
             "statistics_blocks": 0 if self.statistics is None else len(self.statistics),
             "training_blocks": 0 if self.training is None else len(self.training),
+            **({"overlap_by": "bloom"} if isinstance(self.training, NgramIndex) else {}),
         }
 
 
@@ -78,7 +82,7 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
         corpus.tokenizer,
         np.asarray(corpus.heldout[real, :length], dtype=np.int64),
         np.asarray(corpus.heldout[rest, :length], dtype=np.int64),
-        corpus.train,
+        training_text(corpus, OVERLAP),
         law,
     )
 

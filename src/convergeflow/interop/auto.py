@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from convergeflow.systems import METHODS, class_of_type
+from convergeflow.systems import IMPORTED, METHODS, class_of_type
 from convergeflow.systems.protocol import LanguageModel, Samples
 
 
@@ -65,5 +65,6 @@ def _register(model_type: str) -> None:
     AutoModel.register(config, type("AutoSystem", (AutoSystem,), {"config_class": config}))
 
 
-for _name in METHODS:
-    _register(METHODS[_name].model_type())
+for _kinds in (METHODS, IMPORTED):
+    for _name in _kinds:
+        _register(_kinds[_name].model_type())

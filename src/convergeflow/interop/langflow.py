@@ -29,7 +29,7 @@ CUTOFF = 1e-5
 
 _ROTARY = "backbone.rotary_emb.inv_freq"
 
-_BLOCK = {
+BLOCK = {
     "norm1.weight": "norm_attention.weight",
     "attn_qkv.weight": "attention.qkv.weight",
     "attn_out.weight": "attention.out.weight",
@@ -42,7 +42,7 @@ _BLOCK = {
     "adaLN_modulation.bias": "modulation.bias",
 }
 
-_OUTSIDE_BLOCKS = {
+OUTSIDE_BLOCKS = {
     "backbone.vocab_embed.embedding": "embedding.weight",
     "backbone.self_cond_proj.weight": "condition_input.weight",
     "backbone.sigma_map.mlp.0.weight": "backbone.noise_level.expand.weight",
@@ -145,10 +145,10 @@ def model_from_weights(
     weights: Mapping[str, Tensor], config: ConvergeFlowConfig, source: str, *, cutoff: float = CUTOFF
 ) -> ConvergeFlowModel:
     """Our model of the given sizes with the tensors of LangFlow's network; `source` is named in errors."""
-    names = _OUTSIDE_BLOCKS | {
+    names = OUTSIDE_BLOCKS | {
         f"backbone.blocks.{i}.{theirs}": f"backbone.blocks.{i}.{ours}"
         for i in range(config.depth)
-        for theirs, ours in _BLOCK.items()
+        for theirs, ours in BLOCK.items()
     }
     _check(weights, names, config, source)
     loc, scale, entropy = (float(weights[name]) for name in _SCHEDULE)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.device import Memory, Precision, current_device, memory_of, precision_of, runs_triton
-from convergeflow.model.fused import Kept, Operands, Outputs, Plan, aligned_empty, arithmetic, exact_products, within
+from convergeflow.model.fused import Asked, Kept, Operands, Outputs, aligned_empty, arithmetic, exact_products, within
 
 TILE_BYTES = 256 << 20
 """Of one tile: the matrix products are long enough, and memory stays a fraction of the logits'."""
@@ -92,7 +92,7 @@ class Prepared:
 class Running:
     """What is known of a block of rows so far; `factor` brings earlier sums to the present peak."""
 
-    wants: Plan
+    wants: Asked
     peak: Tensor
     total: Tensor
     token: Tensor
@@ -102,7 +102,7 @@ class Running:
     factor: Tensor
 
     @classmethod
-    def start(cls, num: int, like: Tensor, wants: Plan) -> Running:
+    def start(cls, num: int, like: Tensor, wants: Asked) -> Running:
         zeros = like.new_zeros(4, num)
         token = torch.zeros(num, dtype=torch.long, device=like.device)
         return cls(wants, like.new_full((num,), -torch.inf), zeros[0], token, zeros[1], zeros[2], zeros[3])
@@ -257,7 +257,7 @@ class Accelerated:
     def __init__(self, make: MakeTiles, precision: Precision, memory: Memory) -> None:
         self.make, self.precision, self.memory = make, precision, memory
 
-    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+    def forward(self, operands: Operands, plan: Asked, keep: bool) -> tuple[Outputs, Kept | None]:
         """One pass over rows and vocabulary; with `keep`, tiles that fit stay for the backward pass."""
         table, num = operands.table, len(operands.h)
         with torch.no_grad(), current_device(table.device):
@@ -282,7 +282,7 @@ class Accelerated:
         return Outputs(mu, *columns), kept  # type: ignore[arg-type]
 
     def backward(
-        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+        self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
     ) -> list[Tensor | None]:
         """The gradients of the operands, in their order."""
         with current_device(operands.table.device):
@@ -322,7 +322,7 @@ class Accelerated:
         height = max(1, min(num, self._cells(tiles) // LEAST_TOKENS))
         return [slice(low, min(low + height, num)) for low in range(0, num, height)]
 
-    def _tokens(self, rows: slice, vocabulary: int, tiles: Tiles, plan: Plan) -> list[slice]:
+    def _tokens(self, rows: slice, vocabulary: int, tiles: Tiles, plan: Asked) -> list[slice]:
         width = self._cells(tiles) // (rows.stop - rows.start) // LEAST_TOKENS * LEAST_TOKENS
         width = max(1, min(vocabulary, max(width, LEAST_TOKENS) if plan.tile is None else plan.tile))
         return [slice(low, min(low + width, vocabulary)) for low in range(0, vocabulary, width)]

@@ -52,6 +52,15 @@ class Norm(nn.Module):
         return functional.layer_norm(x.float() if x.dtype != torch.float64 else x, self.weight.shape, self.weight)
 
 
+class FewRows(nn.Linear):
+    """A layer of one row per sample, whose bits do not depend on their number: libraries treat a few rows apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        missing = 0 if torch.is_grad_enabled() else max(0, 16 - len(rows))
+        return super().forward(functional.pad(rows, (0, 0, 0, missing)))[: len(rows)].unflatten(0, x.shape[:-1])
+
+
 class NoiseLevelEmbedding(nn.Module):
     """gamma -> [.., C]: 256 sinusoids of the raw value (cosines first), a two-layer MLP, and the SiLU for adaLN."""
 
@@ -59,16 +68,20 @@ class NoiseLevelEmbedding(nn.Module):
 
     def __init__(self, condition_width: int) -> None:
         super().__init__()
-        self.expand = nn.Linear(2 * self.FREQUENCIES, condition_width)
-        self.project = nn.Linear(condition_width, condition_width)
+        self.expand = FewRows(2 * self.FREQUENCIES, condition_width)
+        self.project = FewRows(condition_width, condition_width)
 
-    def forward(self, gamma: Tensor) -> Tensor:
+    def embed(self, gamma: Tensor) -> Tensor:
+        """Without the last SiLU."""
         dtype = self.expand.weight.dtype
         gamma = gamma.to(device=self.expand.weight.device, dtype=dtype).clamp(-GAMMA_LIMIT, GAMMA_LIMIT)
         index = torch.arange(self.FREQUENCIES, device=gamma.device, dtype=dtype)
         angle = gamma[..., None] * torch.exp(index * (-math.log(10_000.0) / self.FREQUENCIES))
         features = torch.cat([angle.cos(), angle.sin()], dim=-1)
-        return functional.silu(self.project(functional.silu(self.expand(features))))
+        return self.project(functional.silu(self.expand(features)))
+
+    def forward(self, gamma: Tensor) -> Tensor:
+        return functional.silu(self.embed(gamma))
 
 
 @lru_cache(maxsize=16)
@@ -88,7 +101,9 @@ def rotate(x_BHLK: Tensor, start: int = 0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Full attention, no biases."""
+    """Full attention, no biases; `mix` can be replaced by another way to weigh the values."""
+
+    mix = staticmethod(functional.scaled_dot_product_attention)
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -106,7 +121,7 @@ class Attention(nn.Module):
         if past is not None:
             k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
         view.note(f"layer {layer}", k, v)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = self.mix(q, k, v, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).reshape(B, L, D))
 
 
@@ -119,7 +134,7 @@ class Layer(nn.Module):
         self.norm_attention, self.norm_mlp = Norm(width), Norm(width)
         self.attention = Attention(width, shape.heads)
         self.mlp_up, self.mlp_down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.modulation = nn.Linear(shape.condition_width, 6 * width)
+        self.modulation = FewRows(shape.condition_width, 6 * width)
         self.dropout = shape.dropout
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
@@ -144,7 +159,7 @@ class Backbone(nn.Module):
         self.noise_level = NoiseLevelEmbedding(shape.condition_width)
         self.blocks = nn.ModuleList(Layer(shape) for _ in range(shape.depth))
         self.norm_final = Norm(shape.width)
-        self.modulation_final = nn.Linear(shape.condition_width, 2 * shape.width)
+        self.modulation_final = FewRows(shape.condition_width, 2 * shape.width)
         nn.init.zeros_(self.modulation_final.weight)
         nn.init.zeros_(self.modulation_final.bias)
         self.recompute = False

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convergeflow.device import memory_of
+from convergeflow.device import memory_of, precision_of
 from convergeflow.errors import UserError
 
 CPU_TILE = 1024
@@ -108,8 +108,11 @@ def weigh(
     `targets` [...] asks for the cross-entropy. The table's format decides the arithmetic (half precision counts
     as float32), whatever autocast says; `keep` bounds the bytes of weights held for the backward pass.
     """
+    rounded = precision_of(table.device, table.dtype).rounded
+    if rounded is not None and x is not None and kernel is not None:
+        scores = _as_rounded(kernel_scores(x, table) if scores is None else scores, kernel, rounded)
     operands = _flatten(h, weight, bias, x, kernel, table, scores, targets)
-    plan = Plan(token, top_weight, entropy, tile, keep)
+    plan = Asked(token, top_weight, entropy, tile, keep)
     found = _run(operands, plan)
     mu, *rest = (None if part is None else part.reshape(*h.shape[:-1], *part.shape[1:]) for part in found)
     return Weighted(mu, *rest)  # type: ignore[arg-type]
@@ -124,6 +127,12 @@ def kernel_scores(x: Tensor, table: Tensor) -> Tensor:
             return x @ table.T
         out = _way(table).scores(x.reshape(-1, x.shape[-1]), table)
     return out.view(*x.shape[:-1], out.shape[1])
+
+
+def _as_rounded(scores: Tensor, kernel: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scores whose product with the kernel is the rounded kernel term."""
+    factor = kernel.detach().to(scores).expand(scores.shape[:-1])[..., None]
+    return (factor * scores.detach()).to(dtype).to(scores) / factor.clamp_min(torch.finfo(scores.dtype).tiny)
 
 
 def scores_room(device: torch.device) -> int:
@@ -188,7 +197,7 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-class Plan(NamedTuple):
+class Asked(NamedTuple):
     """What to return and how much memory to use."""
 
     token: bool
@@ -251,11 +260,11 @@ def _flatten(
 class Way(Protocol):
     """How the head is computed: on a CPU here, elsewhere by `accelerated.Accelerated`."""
 
-    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+    def forward(self, operands: Operands, plan: Asked, keep: bool) -> tuple[Outputs, Kept | None]:
         """What was asked for and, with `keep`, what the backward pass can use."""
 
     def backward(
-        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+        self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
     ) -> list[Tensor | None]:
         """The gradients of the operands, in their order."""
 
@@ -272,7 +281,7 @@ def _way(table: Tensor) -> Way:
     return accelerated(table)
 
 
-def _run(operands: Operands, plan: Plan) -> Outputs:
+def _run(operands: Operands, plan: Asked) -> Outputs:
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in operands):
         return Outputs(*_Weigh.apply(plan, *operands))
     with no_autocast(operands.table):
@@ -283,7 +292,7 @@ class _Weigh(torch.autograd.Function):
     """d logits_j = w_j (g . e_j - g . mu + g_normaliser + g_ce) - g_ce [j = target], then the chain rule."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *operands: Tensor | None) -> Outputs:
+    def forward(ctx: Any, plan: Asked, *operands: Tensor | None) -> Outputs:
         parts = Operands(*operands)  # type: ignore[arg-type]
         ctx.plan, ctx.way = plan, _way(parts.table)
         with no_autocast(parts.table):
@@ -308,13 +317,13 @@ class _Weigh(torch.autograd.Function):
 class _CpuTiles:
     """The head in tiles that stay in a CPU's outer cache."""
 
-    def forward(self, operands: Operands, plan: Plan, keep: bool) -> tuple[Outputs, Kept | None]:
+    def forward(self, operands: Operands, plan: Asked, keep: bool) -> tuple[Outputs, Kept | None]:
         standard = kept_bytes(len(operands.h), len(operands.table), operands.h.element_size())
         kept = Kept(standard if plan.keep is None else plan.keep) if keep else None
         return _forward(operands, plan, kept), kept
 
     def backward(
-        self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
+        self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs, needs: Operands
     ) -> list[Tensor | None]:
         return _Backward(operands, plan, kept, outputs, gradients).run(needs)
 
@@ -328,7 +337,7 @@ class _CpuTiles:
         return out
 
 
-def _forward(operands: Operands, plan: Plan, kept: Kept | None) -> Outputs:
+def _forward(operands: Operands, plan: Asked, kept: Kept | None) -> Outputs:
     """One pass over rows and vocabulary; tiles that fit are left in `kept` for the backward pass."""
     table, targets = operands.table, operands.targets
     num = operands.h.shape[0]
@@ -365,7 +374,7 @@ def _forward(operands: Operands, plan: Plan, kept: Kept | None) -> Outputs:
 class _Backward:
     """The backward pass: tile by tile the change of the logits, and what it adds to each operand's gradient."""
 
-    def __init__(self, operands: Operands, plan: Plan, kept: Kept, outputs: Outputs, gradients: Outputs) -> None:
+    def __init__(self, operands: Operands, plan: Asked, kept: Kept, outputs: Outputs, gradients: Outputs) -> None:
         self.operands, self.kept, self.log_normaliser = operands, kept, outputs.log_normaliser
         self.grid = _Grid(operands.h.shape[0], operands.table.shape[0], plan.tile, operands.table.device)
         self.tile_logits = _TileLogits(operands)
@@ -475,7 +484,7 @@ class _Running:
     surprise: Tensor
     """Sum of p log p for p = exp(logit - peak), at most 0."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Asked) -> None:
         self.plan = plan
         self.empty = True
 

@@ -1,7 +1,7 @@
 """LangFlow's learned noise schedule, fitted beside the loss and not inside it.
 
-The schedule's parameters never see the gradient of the main loss, which would push them towards easier noise; they
-follow a regression of their own.
+The schedule's parameters do not see the gradient of the main loss, which would push them towards easier noise; they
+follow a regression of their own. The published code lets the MSE move them all the same: an option here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LearnedGumbel(nn.Module):
 
     def __init__(self, schedule: Gumbel, entropy: float) -> None:
         super().__init__()
-        self.cutoff = schedule.cutoff
+        self.cutoff, self.by_loss = schedule.cutoff, False
         # One-element vectors: sharded training does not take scalars.
         self.loc = nn.Parameter(torch.tensor([schedule.loc]))
         self.scale = nn.Parameter(torch.tensor([schedule.scale]))
@@ -31,9 +31,16 @@ class LearnedGumbel(nn.Module):
         """The present values as an immutable schedule."""
         return Gumbel(self.loc.item(), max(self.scale.item(), 1e-2), self.cutoff)
 
+    def learn(self, *, by_fit: bool, by_loss: bool) -> None:
+        """Who moves the parameters: the fit, else the main loss through the noise level, as in the published code."""
+        self.by_loss = by_loss and not by_fit
+        for value in (self.loc, self.scale, self.entropy):
+            value.requires_grad_(by_fit or (self.by_loss and value is not self.entropy))
+
     def levels(self, t: Tensor) -> Coefficients:
         """The coefficients at times t on the CPU, on the parameters' device, which need not be asked for its values."""
-        loc, scale = (value.detach().to(state_dtype_of(value.device)) for value in (self.loc, self.scale))
+        values = (self.loc, self.scale) if self.by_loss else (self.loc.detach(), self.scale.detach())
+        loc, scale = (value.to(state_dtype_of(value.device)) for value in values)
         return variance_preserving(loc + scale.clamp_min(1e-2) * Gumbel(0.0, 1.0, self.cutoff).gamma(t).to(loc))
 
     def fit_loss(self, gamma: Tensor, cross_entropy: Tensor, chosen: Tensor | None = None) -> Tensor:

@@ -25,9 +25,10 @@ from convergeflow.sampling.integration import batches
 from convergeflow.systems.protocol import LanguageModel, Samples
 
 
-def origin(name: str | Path, model: LanguageModel) -> dict[str, Any]:
+def origin(name: str | Path, model: LanguageModel, *, average: bool = True) -> dict[str, Any]:
     """Where samples come from: the name that a model was loaded by, the hash of its weights, its method."""
-    return {"name": str(name), "weights": zoo.weights_hash(zoo.locate(name)), "method": model.method}
+    weights = zoo.weights_hash(zoo.locate(name, average=average)) + ("" if average else "+raw")
+    return {"name": str(name), "weights": weights, "method": model.method}
 
 
 def draw(

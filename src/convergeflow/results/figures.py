@@ -36,8 +36,11 @@ STYLE: dict[str, Any] = {
     "lines.markersize": 4.5,
     "svg.hashsalt": "convergeflow",  # the same figure gives the same file
 }
-COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#e0a030", "#7b4fa3", "#5f6b73", "#00a0a0", "#b05f3c")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+COLOURS = (
+    *("#1b6ca8", "#d1495b", "#2e8b57", "#e0a030", "#7b4fa3", "#5f6b73"),
+    *("#00a0a0", "#b05f3c", "#8c8c00", "#e377c2", "#12365c", "#6fbf4a"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "8")
 CROWDED = 4
 """More curves than this are drawn without labels at their points."""
 
@@ -155,6 +158,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
                 if math.isfinite(point.gen_ppl):
                     _label(axes, f"{point.value}", point.entropy, point.gen_ppl, colour, below=index % 2 == 1)
             _draw_crossing(axes, frontier, label, colour)
+            _draw_claim(axes, frontier, label, colour)
         _draw_data(axes, frontier)
         logarithmic(axes)
         about = "pale: off the frontier" if crowded else f"numbers: {frontier.control}"
@@ -203,6 +207,15 @@ def _draw_crossing(axes: Axes, frontier: Frontier, label: str, colour: str) -> N
     )
 
 
+def _draw_claim(axes: Axes, frontier: Frontier, label: str, colour: str) -> None:
+    """A hollow circle: what a paper says of this system, if the frontier's facts have `claims`."""
+    claim = (frontier.facts.get("claims") or {}).get(label) or {}
+    if claim.get("entropy") is not None:
+        ring: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
+        here = ([claim["entropy"]], [claim["gen_ppl"]])
+        axes.plot(*here, label=f"{label}, claimed", markeredgecolor=colour, zorder=5, **ring)
+
+
 def _draw_data(axes: Axes, frontier: Frontier) -> None:
     real = frontier.real
     if real.get("entropy") is not None:
@@ -222,6 +235,9 @@ def _keep_to_frontiers(axes: Axes, frontier: Frontier) -> None:
     real = frontier.real.get("gen_ppl")
     values = [point.gen_ppl for point in kept] + ([real] if real else [])
     entropies = [point.entropy for point in kept] + ([frontier.real["entropy"]] if real else [])
+    claims = [claim for claim in (frontier.facts.get("claims") or {}).values() if claim["entropy"] is not None]
+    values += [claim["gen_ppl"] for claim in claims]
+    entropies += [claim["entropy"] for claim in claims]
     if values:
         axes.set_ylim(0.7 * min(values), 1.5 * max(values))
         margin = 0.2 * (max(entropies) - min(entropies)) + 0.01

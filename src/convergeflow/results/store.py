@@ -8,6 +8,9 @@
 
 A record is found again by its key alone. The key holds everything that decides the numbers (settings, number of
 samples, hash of the weights), so a changed setting is a new point, and two studies that need the same point share it.
+
+With `claims` several processes work in one folder: each point is made by one of them, and `Taken` is raised for a point
+that another one is making.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from numpy.typing import NDArray
 
 from convergeflow import files
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.results.claims import Claims
 
 Note = Callable[[str], None]
 Arrays = dict[str, NDArray[Any]]
@@ -90,10 +95,12 @@ def readable(seconds: float) -> str:
 class Store:
     """The points, arrays, models and figures of one study."""
 
-    def __init__(self, folder: str | Path, *, note: Note = _silent) -> None:
+    def __init__(self, folder: str | Path, *, note: Note = _silent, claims: Claims | None = None) -> None:
         self.folder = Path(folder)
         self.note = note
+        self.claims = claims
         self.pace = Pace(note=note)
+        self._counted: set[str] = set()
 
     @property
     def figures(self) -> Path:
@@ -115,7 +122,6 @@ class Store:
     ) -> dict[str, Any]:
         """The record of a point: read if it is there and its values are `usable`, else computed and kept."""
         key = as_json(key)
-        slug = _slug(key)
 
         def make() -> dict[str, Any]:
             started = time.perf_counter()
@@ -123,12 +129,16 @@ class Store:
             seconds = round(time.perf_counter() - started, 3)
             return {"kind": kind, "label": said, "key": key, "values": values, "seconds": seconds}
 
-        said = label or slug.replace("-", " ")
-        name = f"{kind}/{slug}-{digest(key)[:12]}"
+        said = label or _slug(key).replace("-", " ")
+        name = _name(kind, key)
         kept = _read(self.path(name))
         if kept is not None and kept.get("key") != key:
             raise ConvergeFlowError(f"{self.path(name)} holds a record of another point: remove it")
         return self.once(name, key, make, lambda record: said, usable=lambda record: usable(record["values"]))
+
+    def has(self, kind: str, key: Mapping[str, Any]) -> bool:
+        """Whether the record of a point is there."""
+        return self.find(_name(kind, as_json(key)), key) is not None
 
     def once(
         self,
@@ -144,8 +154,13 @@ class Store:
         found = self.find(name, key)
         reused = found is not None and usable(found)
         if found is None or not reused:
-            found = self.keep(name, key, make())
-        self.pace.count(say(found), time.perf_counter() - began, reused=reused)
+            with self.alone(f"record-{digest({'name': name, 'key': key})[:16]}"):
+                found = self.find(name, key)  # another process may have made it just now
+                if found is None or not usable(found):
+                    found = self.keep(name, key, make())
+        if self.claims is None or name not in self._counted:  # who waits for others comes by more than once
+            self.pace.count(say(found), time.perf_counter() - began, reused=reused)
+        self._counted.add(name)
         return found
 
     def path(self, name: str) -> Path:
@@ -172,15 +187,30 @@ class Store:
     ) -> tuple[Arrays, dict[str, Any]]:
         """Arrays and facts about them, kept under a key: read if both are there, else computed."""
         path = self.folder / "samples" / f"{digest(key)[:12]}.npz"
-        facts = _read(path.with_suffix(".json"))
-        if facts is not None and path.is_file():
-            with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}, facts
-        arrays, facts = compute()
-        with files.replacing(path) as draft:
-            np.savez_compressed(draft, allow_pickle=False, **arrays)
-        files.write_json(path.with_suffix(".json"), facts)
+        if (kept := _read_arrays(path)) is not None:
+            return kept
+        with self.alone(f"arrays-{path.stem}"):
+            if (kept := _read_arrays(path)) is not None:  # another process may have made them just now
+                return kept
+            arrays, facts = compute()
+            with files.replacing(path) as draft:
+                np.savez_compressed(draft, allow_pickle=False, **arrays)
+            files.write_json(path.with_suffix(".json"), facts)
         return arrays, facts
+
+    def alone(self, name: str) -> AbstractContextManager[None]:
+        """While this process alone works on something of this name."""
+        return nullcontext() if self.claims is None else self.claims.held(name)
+
+
+def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
+    """Arrays and the facts about them; None unless both are there."""
+    facts = _read(path.with_suffix(".json"))
+    if facts is None or not path.is_file():
+        return None
+    with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}, facts
+    return None
 
 
 def as_json(value: Any) -> Any:
@@ -191,6 +221,11 @@ def as_json(value: Any) -> Any:
 def digest(key: Mapping[str, Any]) -> str:
     """SHA-256 of a key; file names use the beginning of it."""
     return hashlib.sha256(json.dumps(as_json(key), sort_keys=True).encode()).hexdigest()
+
+
+def _name(kind: str, key: Mapping[str, Any]) -> str:
+    """Where the record of a point lies."""
+    return f"{kind}/{_slug(key)}-{digest(key)[:12]}"
 
 
 def _slug(key: Mapping[str, Any]) -> str:

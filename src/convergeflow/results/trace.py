@@ -1,12 +1,9 @@
-"""A flow written down: tokens, distances and weights at every step, as arrays, a table and a picture.
-
-A `Trace` is an observer: the sampler calls it after the prediction at every grid point, at no cost in network calls.
-"""
+"""A flow written down: frames as arrays, a table and a picture."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convergeflow import files
-from convergeflow.sampling.cohort import Step
+from convergeflow.results.frames import Array, Frame, Frames
 
 
 @dataclass(frozen=True)
@@ -34,59 +31,49 @@ def percentile_band(values: Tensor, low: float = 0.01, high: float = 0.99) -> Ba
     return Band(first, 0.5 * (first + last), last)
 
 
-@dataclass
-class Trace:
-    """Per step and position: token, normalised distances to the two nearest embeddings, largest weight."""
+class Trace(Frames):
+    """Per step and position: token, normalised distances to the two nearest embeddings, weights and their entropy."""
 
-    t: list[float] = field(default_factory=list)
-    log_snr: list[float] = field(default_factory=list)
-    _batches: list[list[dict[str, list[Tensor]]]] = field(default_factory=list)
-    """The blocks of each micro-batch; there is one block where the flow carries the whole sequence."""
+    @property
+    def _first_block(self) -> list[Frame]:
+        """The frames that set the steps: those of the first block, which has the most, in the first micro-batch."""
+        count = next((n for n, frame in enumerate(self.frames) if n and frame.step == 0), len(self.frames))
+        return self.frames[:count]
 
-    def __call__(self, step: Step) -> None:
-        """Note one step. Step 0 begins the next block, and step 0 of a first block also the next micro-batch."""
-        if step.index == 0:
-            if step.block == 0:
-                self._batches.append([])
-            self._batches[-1].append({"token": [], "nearest": [], "second": [], "weight": []})
-        if len(self._batches) == 1 and step.block == 0:  # the first block has the most steps
-            self.t.append(step.t)
-            self.log_snr.append(float(-step.at.gamma[0]))
-        distances = step.distances()
-        batch = self._batches[-1][-1]
-        token = distances.token if step.last.token is None else step.last.token
-        weight = torch.full_like(distances.distance, float("nan"))
-        if step.last.top_weight is not None:
-            weight = step.last.top_weight.to(distances.distance)
-        second = distances.second_distance
-        assert second is not None
-        for name, value in (("token", token), ("nearest", distances.distance), ("second", second), ("weight", weight)):
-            batch[name].append(self._whole(name, value.cpu(), step, batch))
+    @property
+    def t(self) -> list[float]:
+        return [frame.t for frame in self._first_block]
 
-    @staticmethod
-    def _whole(name: str, value: Tensor, step: Step, batch: dict[str, list[Tensor]]) -> Tensor:
-        """All rows of the batch: finished sequences keep their last tokens and have no further distances."""
-        if not batch[name] or len(batch[name][0]) == len(value):
-            return value
-        whole = batch[name][-1].clone()
-        if name != "token":
-            whole.fill_(float("nan"))
-        whole[step.rows.cpu()] = value
-        return whole
+    @property
+    def log_snr(self) -> list[float]:
+        return [frame.log_snr for frame in self._first_block]
 
-    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """t and log_snr [steps]; token, nearest, second, weight [steps, samples, positions]."""
-        stacked = {
-            name: torch.cat(
-                [
-                    torch.cat([torch.stack(_padded(block[name], len(self.t))) for block in batch], dim=2)
-                    for batch in self._batches
-                ],
-                dim=1,
-            ).numpy()
-            for name in ("token", "nearest", "second", "weight")
+    def arrays(self) -> dict[str, Array]:
+        """t and log_snr [steps]; token, nearest, second, weight, entropy and the leaders [steps, samples, positions].
+
+        Finished sequences keep their last tokens and have no further distances. A direct predictor has no weights.
+        """
+        first = min(frame.start for frame in self.frames)
+        positions = max(frame.start + frame.token.shape[1] for frame in self.frames) - first
+        shape = (len(self._first_block), 1 + max(max(frame.rows) for frame in self.frames), positions)
+        leaders = 0 if self.frames[0].top_token is None else self.frames[0].top_token.shape[2]
+        found: dict[str, Array] = {
+            "token": np.full(shape, -1, dtype=np.int64),
+            "top_token": np.full((*shape, leaders), -1, dtype=np.int64),
+            "top_weight": np.full((*shape, leaders), np.nan),
+            **{name: np.full(shape, np.nan) for name in ("nearest", "second", "entropy")},
         }
-        return {"t": np.array(self.t), "log_snr": np.array(self.log_snr), **stacked}
+        for frame in self.frames:
+            if frame.step < shape[0]:
+                span = slice(frame.start - first, frame.start - first + frame.token.shape[1])
+                for name, whole in found.items():
+                    if (values := getattr(frame, name)) is not None:
+                        whole[frame.step, frame.rows, span] = values
+        tokens = found["token"]
+        for step in range(1, shape[0]):
+            tokens[step] = np.where(tokens[step] < 0, tokens[step - 1], tokens[step])
+        weight = found["top_weight"][..., 0] if leaders else np.full(shape, np.nan)
+        return {"t": np.array(self.t), "log_snr": np.array(self.log_snr), **found, "weight": weight}
 
     def save(self, folder: str | Path) -> Path:
         """trace.npz with everything, trace.csv with percentiles per step, and trace.png."""
@@ -104,7 +91,7 @@ class Trace:
                 columns += [f"{name}_p01", f"{name}_middle", f"{name}_p99"]
             writer.writerow(columns)
             for i, t in enumerate(arrays["t"]):
-                row = [i, f"{t:.6f}", f"{arrays['log_snr'][i]:.4f}"]
+                row: list[Any] = [i, f"{t:.6f}", f"{arrays['log_snr'][i]:.4f}"]
                 for name in ("nearest", "second", "weight"):
                     values = arrays[name][i][np.isfinite(arrays[name][i])]
                     band = percentile_band(torch.from_numpy(values)) if len(values) else None
@@ -113,12 +100,3 @@ class Trace:
         with files.replacing(folder / "trace.png") as draft:
             trace_figure(arrays, draft)
         return folder
-
-
-def _padded(steps: list[Tensor], count: int) -> list[Tensor]:
-    """A batch that finished early has fewer steps than the first one."""
-    missing = count - len(steps)
-    if missing <= 0:
-        return steps[:count]
-    filler = steps[-1] if not steps[-1].is_floating_point() else torch.full_like(steps[-1], float("nan"))
-    return steps + [filler] * missing

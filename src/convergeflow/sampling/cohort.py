@@ -31,23 +31,20 @@ class Step:
     """The last network output at this point, with token and top weight."""
     rows: Tensor
     """Which samples of the batch these are; finished ones are left out."""
-    calls: int
-    """Network calls so far."""
+    calls: int  # network calls so far
     table: Tensor
     before: Tensor | None = None
     """Tokens in front of the block that this state is, [rows, P]; None if the state is the whole sequence."""
-    block: int = 0
-    """The number of that block."""
+    block: int = 0  # the number of that block
+    arrivals: Sequence[Guided] = ()  # for observers that want to know more
 
     def distances(self) -> Nearest:
         """Normalised distances ||x - alpha e_j||/(sigma sqrt d) to the nearest and second-nearest embedding."""
         scale = spread(self.at.alpha, self.x_t)[..., 0].expand(self.x_t.shape[:-1])
         found = nearest(self.x_t, self.table, scale=scale, second=True)
         assert found.second_distance is not None
-        both = (
-            normalised_distance(each, self.at, self.x_t.shape[-1]) for each in (found.distance, found.second_distance)
-        )
-        return Nearest(found.token, *both)
+        width, both = self.x_t.shape[-1], (found.distance, found.second_distance)
+        return Nearest(found.token, *(normalised_distance(each, self.at, width) for each in both))
 
 
 Observer = Callable[[Any], None]
@@ -127,6 +124,7 @@ class Cohort:
             table=first.predictor.table,
             before=None if self.before is None else self.before[rows],
             block=self.block,
+            arrivals=there,
         )
 
     def _read(self, reads: dict[int, Read]) -> None:

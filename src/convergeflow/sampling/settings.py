@@ -110,6 +110,8 @@ class Settings:
 
 PRESETS: dict[str, Settings] = {
     "standard": Settings(),
+    "standard-code": Settings(),
+    "standard-text": Settings(self_condition="previous"),
     "headline": Settings(controls=Controls.configuration("C", refine=100, scg=37.0)),
     "config-a": Settings(controls=Controls.configuration("A", refine=8, scg=1.5)),
     "config-b": Settings(controls=Controls.configuration("B", refine=25, scg=8.0)),
@@ -118,6 +120,6 @@ PRESETS: dict[str, Settings] = {
     "sharp": Settings(controls=Controls.configuration("A", refine=8, scg=2.5), temperature=0.3),
     "words": Settings(nfe=127, self_condition="none", solver="kernel", base_temperature=0.92, block=1),
 }
-"""Settings by the paper's names, with its nominal strengths. Two are ours: `sharp`, fewest errors and less variety, and
-`words`, token after token for a model of blocks: one call for each of 64, which the kernel solver needs no more of, and
-63 calls that read what is before."""
+"""Settings by the paper's names, with its nominal strengths. `standard-code` and `standard-text` are the two readings
+of its standard sampler: two passes at every step as in its code, or the previous step's prediction. Two are ours:
+`sharp`, fewest errors and less variety, and `words`, for 64 tokens one after the other in a model of blocks."""

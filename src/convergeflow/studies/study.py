@@ -92,7 +92,7 @@ class Study:
                 trial = estimate(config, model, self.reference.vocabulary)
                 alike = [name for name in self.systems if trained_as(name) == method]
                 if not self._finished(method) and any(self._kept(name) is None for name in alike):
-                    training = trial.total_seconds
+                    training = trial.total_seconds or 0.0
                 trials[method] = (trial.parameters, model.eval())
             parameters, model = trials[method]
             sampling = 0.0 if self._kept(system) is not None else self._sampling_time(system, model)

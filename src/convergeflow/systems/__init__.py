@@ -35,6 +35,26 @@ METHODS: Registry[type[LanguageModel]] = Registry(
 )
 """Method name -> class."""
 
+IMPORTED: Registry[type[LanguageModel]] = Registry(
+    "published system",
+    "published",
+    {
+        f"published-{name}": f"convergeflow.systems.published.{home}"
+        for name, home in {
+            "ar": "autoregressive:PublishedAr",
+            "mdlm": "discrete:PublishedMdlm",
+            "sedd-absorb": "discrete:PublishedSeddAbsorb",
+            "sedd-uniform": "discrete:PublishedSeddUniform",
+            "duo": "discrete:PublishedDuo",
+            "flm": "flm:PublishedFlm",
+            "fmlm": "flm:PublishedFmlm",
+            "elf": "elf:PublishedElf",
+            "plaid": "plaid:PublishedPlaid",
+        }.items()
+    },
+)
+"""Systems with their authors' own networks and weights, which `convergeflow import` makes; they are not trained."""
+
 SUMMARIES = {
     OURS: "the paper's flow: embedding-weighted predictor, MSE objective",
     "ar": "autoregressive transformer: next-token prediction, exact likelihood",
@@ -44,7 +64,7 @@ SUMMARIES = {
     "duo": "uniform-state diffusion with a Gaussian curriculum",
     "flm": "flow on one-hot vectors with a time warp by argmax accuracy",
     "langflow": "ConvergeFlow's network trained by cross-entropy, sampled with the previous step's prediction",
-    "elf": "flow on the outputs of a frozen contextual encoder, with a trained decoder",
+    "elf": "ELF-like: flow on the outputs of a frozen contextual encoder, with a trained decoder, on the shared trunk",
     "plaid": "likelihood-trained diffusion on low-dimensional token embeddings",
 }
 """One line on each system of the package, for lists and reports."""
@@ -58,6 +78,9 @@ def rivals() -> list[str]:
 def class_of_type(model_type: str) -> type[LanguageModel]:
     """The class of a system by the `model_type` in its config.json."""
     name = model_type.removeprefix("convergeflow-")
+    if name in IMPORTED and model_type != name:
+        return IMPORTED[name]
     if name not in METHODS or (model_type != OURS and model_type == name):
-        raise unknown_name("model type", model_type, [OURS, *(f"convergeflow-{name}" for name in rivals())])
+        known = [OURS, *(f"convergeflow-{other}" for other in (*rivals(), *IMPORTED))]
+        raise unknown_name("model type", model_type, known)
     return METHODS[name]

@@ -49,7 +49,7 @@ class SystemConfig(TrunkShape):
 
     @classmethod
     def of_size(cls, size: str, **changes: Any) -> Self:
-        """A named size: test, small or base (the paper's)."""
+        """A named size: test, small, base (the paper's) or large."""
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
         return cls(**{**SIZES[size], **changes})

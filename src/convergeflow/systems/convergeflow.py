@@ -139,11 +139,11 @@ class ConvergeFlowModel(LanguageModel):
         self.network.embedding.weight.requires_grad_(bool(stage.learn_table))
         if not stage.learn_table:
             self.network.embedding.settle()
-        self.fits_schedule = bool(stage.learn_schedule)
-        if self.fits_schedule and (self.learned_schedule is None or stage.objective != "ce"):
-            raise UserError("learn_schedule needs a gumbel schedule and the ce objective")
+        self.fits_schedule = bool(stage.learn_schedule) and stage.objective == "ce"
         if self.learned_schedule is not None:
-            self.learned_schedule.requires_grad_(self.fits_schedule)
+            self.learned_schedule.learn(by_fit=self.fits_schedule, by_loss=stage.learn_schedule)
+        elif stage.learn_schedule:
+            raise UserError("learn_schedule needs a gumbel schedule")
 
     def _objective(self, kind: str, stage: Stage) -> Objective:
         return Objective(

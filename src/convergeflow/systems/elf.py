@@ -1,4 +1,4 @@
-"""ELF: a flow on the outputs of a frozen contextual encoder, with a decoder in the same network (arXiv 2605.10938).
+"""ELF-like: a flow on a frozen contextual encoder's outputs, with a decoder in the same network (arXiv 2605.10938).
 
 t = 0 is noise, t = 1 data. z = t x + s (1 - t) noise, where x is the encoder's output. The network regresses x (by
 velocity) for 80 % of the examples and decodes tokens from lightly corrupted x for the rest. Guidance by
@@ -162,13 +162,14 @@ class ElfModel(Rival):
     method = "elf"
     takes_known = False
     config_class = ElfConfig
+    network_class: type[Any] = ElfNetwork
     controls: Mapping[str, Any] = {"guidance": 3.0, "churn": 1.5, "grid": "logit-normal"}
     choices: Mapping[str, Any] = {"grid": ("logit-normal", "uniform")}
     frontier = tuple({"guidance": value} for value in (3.0, 1.0, 1.5, 2.0, 4.0, 5.0))
 
     def __init__(self, config: ElfConfig) -> None:
         super().__init__(config)
-        self.network = ElfNetwork(config)
+        self.network = self.network_class(config)
         self.teaches_encoder = False
         self.encoder: EmbeddedEncoder | T5Encoder = T5Encoder(config)
         if config.encoder == "embedded":

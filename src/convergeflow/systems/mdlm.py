@@ -27,7 +27,7 @@ class MdlmModel(DiscreteDiffusion):
 
     method = "mdlm"
     masks = True
-    bound_kind = "masked-diffusion ELBO"
+    bound_kind: str | None = "masked-diffusion ELBO"
     controls: Mapping[str, Any] = {"temperature": 1.0, "removal": "sample"}
     choices: Mapping[str, Any] = {"removal": REMOVALS}
     frontier = TEMPERATURES

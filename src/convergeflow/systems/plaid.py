@@ -133,6 +133,7 @@ class PlaidModel(Rival):
     method = "plaid"
     takes_known = False
     config_class = PlaidConfig
+    network_class: type[Any] = PlaidNetwork
     bound_kind = "diffusion ELBO"
     controls: Mapping[str, Any] = {"temperature": 0.9, "step": "ancestral"}
     choices: Mapping[str, Any] = {"step": ("ancestral", "ddim")}
@@ -140,7 +141,7 @@ class PlaidModel(Rival):
 
     def __init__(self, config: PlaidConfig) -> None:
         super().__init__(config)
-        self.network = PlaidNetwork(config)
+        self.network = self.network_class(config)
         self.noise_schedule = MonotoneSchedule(config.schedule_hidden)
         # Mean and mean square of the reconstruction and the diffusion losses, with their weight.
         self.register_buffer("statistics", torch.zeros(2, 3, dtype=torch.float64))

@@ -17,10 +17,12 @@ from convergeflow.systems.protocol import WEIGHTS_FILE, LanguageModel, misfits, 
 from convergeflow.training.config import RunConfig
 
 
-def open_corpus(config: RunConfig, progress: Callable[[str, int, int | None], None] | None = None) -> Corpus:
-    """The prepared corpus of a configuration; it is prepared now if it was not before."""
-    how = config.corpus.model_dump(exclude={"name", "paths"}, exclude_none=True)
-    return prepare(list(config.corpus.paths) or config.corpus.name, progress=progress, **how)
+def open_corpus(
+    config: RunConfig, progress: Callable[[str, int, int | None], None] | None = None, *, large: bool = True
+) -> Corpus:
+    """The prepared corpus of a configuration; it is prepared now if it was not before, `large` ones only if allowed."""
+    how = config.corpus.model_dump(exclude={"name", "paths", "windows"}, exclude_none=True)
+    return prepare(list(config.corpus.paths) or config.corpus.name, progress=progress, large=large, **how)
 
 
 def build_model(config: RunConfig, vocabulary: int) -> LanguageModel:

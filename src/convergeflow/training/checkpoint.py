@@ -121,21 +121,22 @@ def present(run: Path) -> list[Path]:
     return sorted(path for path in (run / FOLDER).glob(PREFIX + "*") if path.name.removeprefix(PREFIX).isdigit())
 
 
-def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
-    """Write the checkpoint of a step and remove the oldest ones beyond `keep`."""
+def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int, keep_every: int = 0) -> Path:
+    """Write the checkpoint of a step and remove the oldest ones beyond `keep`, but for every `keep_every`-th step's."""
     target = run / FOLDER / f"{PREFIX}{step:08d}"
     write_folder(target, write)
     # Later folders can only be broken ones that a resumed run has passed over: they would confuse the next search.
     for later in [path for path in present(run) if step_of(path) > step]:
         shutil.rmtree(later, ignore_errors=True)
-    remove_older(run, step, keep=keep)
+    remove_older(run, step, keep=keep, keep_every=keep_every)
     return target
 
 
-def remove_older(run: Path, step: int, *, keep: int) -> None:
+def remove_older(run: Path, step: int, *, keep: int, keep_every: int = 0) -> None:
     """Remove all checkpoints but `keep` up to a step; a kill may have come in before that."""
     for old in [path for path in present(run) if step_of(path) <= step][:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if not keep_every or step_of(old) % keep_every:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:

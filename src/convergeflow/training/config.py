@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
     model_serializer,
@@ -44,16 +45,24 @@ class Section(BaseModel):
     # Infinities and NaN are never meant: YAML reads `.inf` and `nan` without a word.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    _later: ClassVar[tuple[str, ...]] = ()
+    """Keys that came after results were kept: written only where they are set, so that those results are found."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        unset = {name for name in self._later if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in write(self).items() if name not in unset}
+
 
 class CorpusConfig(Section):
     """The text and how it is cut."""
 
     name: str = "stories"
-    """A corpus of the package, `hf:DATASET`, or a folder made by `convergeflow prepare`."""
+    """A corpus of the package, `hf:NAME@REVISION`, or a folder made by `convergeflow prepare`."""
     paths: tuple[str, ...] = ()
-    """The user's own files (txt, jsonl, parquet); they take the place of a named corpus."""
+    """The user's own files (txt, jsonl, parquet, or train.bin and val.bin); they take the place of a named corpus."""
     tokenizer: str | None = None
-    """`word`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
+    """`word`, `word-byte`, `bpe`, `byte`, `gpt2` or a folder; if absent, what suits the corpus."""
     vocabulary: PositiveInt | None = None
     """Number of tokens; if absent, what the tokenizer gives."""
     length: PositiveInt = 64
@@ -61,6 +70,10 @@ class CorpusConfig(Section):
     blocks: PositiveInt | None = None
     """Training sequences of the generated `stories`, if not the usual number; other texts have as many as they have."""
     heldout_blocks: PositiveInt | None = None
+    windows: Literal["fixed", "random"] = "fixed"
+    """`fixed`: a row is one of the sequences. `random`: it begins at any token (nanoGPT, the published code)."""
+
+    _later = ("windows",)
 
 
 class ModelConfig(Section):
@@ -158,6 +171,7 @@ class StageConfig(Section):
     """Share of the rate that is left at the end of `cosine` and `linear`."""
     learn_table: bool = False
     learn_schedule: bool = False
+    """Move the noise schedule: by its own fit under ce; under mse by the loss itself, as the published code does."""
     self_condition: Share = 0.25
     """Probability per example of a condition from a first pass."""
     position_noise: Share = 0.0
@@ -224,12 +238,15 @@ class RunConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share the work; one process ignores it."""
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
+    """Compile the trunk; `auto` does it on CUDA, where it pays."""
     recompute: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations: less memory, more time."""
     checkpoint_every: PositiveInt = 500
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are removed after a newer one is safely written."""
+    keep_every: NonNegativeInt = 0
+    """Checkpoints of every so many steps are kept for good, beside the newest; 0 means none."""
     log_every: PositiveInt = 1
     evaluate_every: NonNegativeInt = 250
     """Steps between evaluations on held-out sequences; 0 means only at the end."""
@@ -239,10 +256,17 @@ class RunConfig(Section):
     sample_nfe: PositiveInt = 32
     tensorboard: bool = False
 
+    _later = ("keep_every",)
+
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
         if self.batch % self.accumulate:
             raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"keep_every {self.keep_every} is not a multiple of checkpoint_every {self.checkpoint_every}: no "
+                "checkpoint would be there to keep"
+            )
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError(f"stage names must differ, got {', '.join(names)}")

@@ -2,6 +2,8 @@
 
 Memory of weights, gradients, optimizer and average is counted. The activations' is measured on the trial's rows and
 scaled to the rows that are held at once. Time per step is measured on the same rows and scaled to the whole batch.
+For several processes memory is counted for both ways to share the work, DDP and FSDP2. A network too large for a CPU
+is not tried there: its memory is counted all the same, and of its time nothing is said.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 import psutil
 import torch
+from torch import Tensor
 
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
@@ -26,6 +29,86 @@ from convergeflow.training.optimizer import StageOptimizer
 TRIAL_TOKENS = 4096
 """Tokens in a trial step: enough to fill the machine, few enough to wait for."""
 TRIAL_STEPS = 2
+LARGE = 100_000_000
+"""Parameters from which on a CPU says nothing about the time of a run."""
+COUNTED_TOKENS = (32, 64)
+"""Tokens of the two passes whose kept tensors are counted."""
+WORLDS = (1, 8, 16)
+"""Numbers of processes for which memory is shown: one, a node, two nodes."""
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of one process of `world`, counted; activations as they are in float32, bfloat16 halves most of them."""
+
+    world: int
+    rows: int
+    """Sequences held at once."""
+    ddp: int
+    fsdp: int
+    activations: int
+
+
+def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WORLDS) -> list[MemoryNeed]:
+    """What a process needs in the stage that needs most, for every number of processes that can share the batch.
+
+    DDP holds everything whole, and the gradients a second time in its buckets. FSDP2 holds shards, and while a step is
+    made the gathered weights too, and with `accumulate` the whole gradients that wait for their exchange.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained, once, per_token = _most_trained(config, model), 0.0, 0.0
+    for stage in config.stages:
+        model.enter_stage(stage)
+        # What grows with the tokens, and what does not: a table that is learned is kept as it was normalised.
+        few, more = (_kept_bytes(config, model, tokens) for tokens in COUNTED_TOKENS)
+        slope = (more - few) / (COUNTED_TOKENS[1] - COUNTED_TOKENS[0])
+        once, per_token = max(once, few - slope * COUNTED_TOKENS[0]), max(per_token, slope)
+    state = 4 * (2 * parameters + 3 * trained)  # weights and average; gradients and two moments
+    found = []
+    for world in worlds:
+        if config.batch % (config.accumulate * world):
+            continue
+        rows = config.batch // (config.accumulate * world)
+        gathered = 4 * (parameters + (trained if config.accumulate > 1 else 0)) if world > 1 else 0
+        found.append(
+            MemoryNeed(
+                world=world,
+                rows=rows,
+                ddp=state + (4 * trained if world > 1 else 0),
+                fsdp=state // world + gathered,
+                activations=int(once + per_token * rows * config.corpus.length),
+            )
+        )
+    return found
+
+
+def _most_trained(config: RunConfig, model: LanguageModel) -> int:
+    """Parameters that the stage with the most of them trains."""
+    numbers = []
+    for stage in config.stages:
+        model.enter_stage(stage)
+        numbers.append(sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad))
+    return max(numbers)
+
+
+def _kept_bytes(config: RunConfig, model: LanguageModel, length: int) -> int:
+    """Bytes that the loss of a few tokens keeps for its backward pass, parameters apart."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    # Sequences that are shorter than the corpus's need several rows to have so many tokens.
+    rows, device = -(-length // config.corpus.length), model.device
+    tokens = torch.zeros(rows, length // rows, dtype=torch.long, device=device)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        draws = RowDraws(range(rows), device)
+        loss = model.loss(tokens, times=training_times(rows, seed=0), draws=draws).total
+    total = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+    del loss
+    return total
 
 
 @dataclass(frozen=True)
@@ -39,9 +122,11 @@ class RunCost:
     state_bytes: int
     """Weights, gradients, optimizer moments and the average."""
     activation_bytes: int
-    seconds_per_step: float
-    total_seconds: float
+    seconds_per_step: float | None
+    """None where nothing was tried."""
+    total_seconds: float | None
     device: str
+    per_process: list[MemoryNeed]
 
 
 def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
@@ -49,12 +134,27 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
     check_memory(config, vocabulary, world)
     placement = choose_device(config.device)
     model.to(placement.device)
+    per_process = memory(config, model)
     held = config.batch // (config.accumulate * world)
     rows = max(1, min(held, TRIAL_TOKENS // config.corpus.length))
     torch.manual_seed(derive_seed(config.seed, "trial"))
     tokens = torch.randint(vocabulary, (rows, config.corpus.length)).to(placement.device)
     times = training_times(rows, seed=config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    if placement.device.type == "cpu" and parameters >= LARGE:
+        alone = memory(config, model, (world,))[0]
+        return RunCost(
+            parameters=parameters,
+            trained_parameters=_most_trained(config, model),
+            steps=config.total_steps,
+            tokens_per_step=config.batch * config.corpus.length,
+            state_bytes=alone.ddp,
+            activation_bytes=alone.activations,
+            seconds_per_step=None,
+            total_seconds=None,
+            device="cpu",
+            per_process=per_process,
+        )
     total, peak, state, trained = 0.0, 0, 0, 0
     for stage in config.stages:
         model.enter_stage(stage)
@@ -88,6 +188,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         seconds_per_step=total / config.total_steps,
         total_seconds=total,
         device=str(placement.device),
+        per_process=per_process,
     )
 
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 
 from convergeflow import files
+from convergeflow.data.corpus import Corpus
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
 from convergeflow.training import checkpoint, journal
@@ -28,13 +31,15 @@ from convergeflow.training.trainer import Reporter as Reporter
 from convergeflow.training.trainer import Trainer, TrainingEnd
 
 RUN_FILE = "run.json"
+TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others: for the slowest disk that a checkpoint is written to, not for ever."""
 MODEL_FOLDER = checkpoint.MODEL_FOLDER
 OURS = (journal.FILE, journal.TIMING, checkpoint.FOLDER, MODEL_FOLDER, journal.BOARD)
 """What a run writes besides its configuration."""
 
 # What may change when a run goes on: nothing that the steps already made depended on.
 HOW_IT_RUNS = ("device", "compile", "recompute", "parallel", "accumulate")
-WHAT_IT_WRITES = ("checkpoint_every", "keep", "log_every", "tensorboard")
+WHAT_IT_WRITES = ("checkpoint_every", "keep", "keep_every", "log_every", "tensorboard")
 HOW_IT_IS_WATCHED = ("evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe")
 FREE_ON_RESUME = (*HOW_IT_RUNS, *WHAT_IT_WRITES, *HOW_IT_IS_WATCHED)
 
@@ -93,7 +98,21 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         cpu=placement.device.type == "cpu",
         mixed_precision="bf16" if bf16 else "no",
         gradient_accumulation_steps=config.accumulate,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
     )
+
+
+def _corpus_of_all(config: RunConfig, accelerator: Accelerator, reporter: Reporter) -> Corpus:
+    """The corpus, for every process; the first prepares it, unless the others would have to wait too long."""
+    refusal: UserError | None = None
+    with accelerator.main_process_first():
+        try:
+            # The other processes wait here, and the process group gives up after minutes.
+            progress = reporter.prepare if accelerator.is_main_process else None
+            return open_corpus(config, progress, large=accelerator.num_processes == 1)
+        except UserError as failure:
+            refusal = failure  # nobody may be left waiting: every process finds it, and leaves together with the others
+    raise refusal
 
 
 def train(
@@ -142,8 +161,7 @@ def _train(
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
-    with accelerator.main_process_first():
-        corpus = open_corpus(config, None if quiet else reporter.prepare)
+    corpus = _corpus_of_all(config, accelerator, reporter)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
     if accelerator.is_main_process:

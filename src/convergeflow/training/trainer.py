@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from convergeflow import files
 from convergeflow.data import stream
 from convergeflow.data.corpus import Corpus
+from convergeflow.device import compiles
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
@@ -68,8 +70,18 @@ class Setup:
         return int(self.accelerator.process_index)
 
     @property
+    def text(self) -> NDArray[Any]:
+        """What rows are read from, [sequences, length]: the sequences of the corpus, or every window of its tokens."""
+        return self.corpus.windows if self.config.corpus.windows == "random" else self.corpus.train
+
+    @property
     def sharded(self) -> bool:
         return self.config.parallel == "fsdp" and self.world > 1
+
+    @property
+    def compiled(self) -> bool:
+        chosen = self.config.compile
+        return compiles(self.accelerator.device) if chosen == "auto" else chosen
 
 
 @dataclass(frozen=True)
@@ -210,13 +222,13 @@ class Trainer:
 
     def _sequences(self, step: int) -> np.ndarray:
         """Which sequences of the corpus are the rows of a step."""
-        return stream.rows(self.config.seed, step, self.config.batch, len(self.corpus.train))
+        return stream.rows(self.config.seed, step, self.config.batch, len(self.setup.text))
 
     def _tokens(self, step: int) -> Tensor:
         """What this process reads for a step, [accumulate, rows, length]."""
         chosen = self._sequences(step)
         parts = (self._rows(part) for part in range(self.config.accumulate))
-        return torch.stack([watch.read_tokens(self.corpus.train, chosen[rows.start : rows.stop]) for rows in parts])
+        return torch.stack([watch.read_tokens(self.setup.text, chosen[rows.start : rows.stop]) for rows in parts])
 
     def _train_step(self, step: int, tokens: Tensor, stop: bool) -> tuple[dict[str, float], bool]:
         config, device = self.config, self.accelerator.device
@@ -279,7 +291,7 @@ class Trainer:
         else:
             self.accelerator.free_memory()
             self.doorway = self.accelerator.prepare_model(doorway)
-        if self.config.compile:
+        if self.setup.compiled:
             # The trunk alone: what surrounds it draws from per-row generators, which a graph cannot hold.
             trunks = [module for name, module in self.model.named_modules() if name.endswith("backbone")]
             (trunks or [self.model])[0].compile()
@@ -327,7 +339,7 @@ class Trainer:
                 checkpoint.write_json(folder / "trainer.json", state)
                 checkpoint.write_json(folder / "run.json", self.config.to_dict())
 
-            checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep)
+            checkpoint.save_step(self.setup.out, step, write, keep=self.config.keep, keep_every=self.config.keep_every)
         self.accelerator.wait_for_everyone()
 
     def _write_model(self, folder: Path, model: LanguageModel, weights: dict[str, Tensor]) -> None:
@@ -363,14 +375,16 @@ class Trainer:
             raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
         if state["world"] != self.setup.world:
             self.setup.reporter.warn(
-                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last bits"
+                f"resuming on {self.setup.world} processes a run of {state['world']}: sums will differ in the last "
+                f"bits; for the same ones go on with {state['world']}"
             )
         sharding.load_state(self.model, read_tensors(folder / "model.safetensors"))
         sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
         self.moments = read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
         if self.accelerator.is_main_process:
-            checkpoint.remove_older(self.setup.out, state["step"], keep=self.config.keep)
+            config = self.config
+            checkpoint.remove_older(self.setup.out, state["step"], keep=config.keep, keep_every=config.keep_every)
         self.setup.reporter.note(f"resuming from {folder}")
         return state["step"], {"keep_bytes": state["journal_bytes"], "keep_sha256": state.get("journal_sha256")}
 

@@ -15,7 +15,7 @@ from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import bench as bench_room
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.models import Kept
+from convergeflow.studies.reproduce.models import KeptModel
 from convergeflow.studies.reproduce.scale import ExperimentScale, scale_by_name
 
 
@@ -92,7 +92,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[tuple[int, st
             "slot_kl": 0.0,
         }
         monkeypatch.setattr(Bench, "measure", measure)
-        monkeypatch.setattr(Bench, "model", Kept("paper", Path("nowhere"), "0"))
+        monkeypatch.setattr(Bench, "model", KeptModel("paper", Path("nowhere"), "0"))
         monkeypatch.setattr(Bench, "load", lambda self, kept: _Schedule)
         monkeypatch.setattr(Bench, "real_text", lambda self: {"values": real, "label": "real text", "key": {}})
         monkeypatch.setattr(

@@ -12,7 +12,7 @@ import pytest
 from convergeflow.errors import UserError
 from convergeflow.results.store import Store
 from convergeflow.studies.reproduce import drawing, engine, judges, kinds, paper
-from convergeflow.studies.reproduce.registry import Claim, Experiment, experiment_by_name, experiments
+from convergeflow.studies.reproduce.registry import Claim, Experiment, experiment_by_name, experiments, experiments_of
 from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
 from convergeflow.studies.reproduce.verdict import Verdict
@@ -40,6 +40,30 @@ def test_the_budgets_of_the_scales_hold() -> None:
     seconds = {scale: sum(e.cost[scale].seconds for e in experiments().values()) for scale in SCALES}
     assert seconds["test"] < 5 * 60
     assert seconds["embedded"] < 2.5 * 3600
+
+
+def test_the_scale_of_natural_text_is_the_embedded_one_with_other_text_and_scorer() -> None:
+    here, there = scale_by_name("basic"), scale_by_name("embedded")
+    changed = {"name", "like", "experiments", "corpus", "model", "scorer", "sequences"}
+    assert {name for name, value in vars(here).items() if value != vars(there)[name]} == changed - {"like"}
+    assert (here.like, here.corpus, here.model, here.scorer) == ("embedded", "basic", "basic-small", "smollm2")
+    for experiment in experiments_of(here, "all"):
+        for family in experiment.points:
+            assert engine.expand(family, here) == engine.expand(family, there)
+    assert [each.name for each in experiments_of(here, "grids")] == ["grids"]
+    assert [each.name for each in experiments_of(there, "all")] == list(experiments())
+    with pytest.raises(UserError, match="facts is no experiment of the scale basic; it has objectives"):
+        experiments_of(here, "facts")
+
+
+def test_a_claim_of_natural_text_is_judged_where_the_embedded_scale_would() -> None:
+    values = {"gen_ppl_se": 1.0, "entropy_se": 0.01}
+    records = [
+        {"curve": curve, "steps": 8, "order": 0, "values": {**values, "gen_ppl": gen_ppl, "entropy": 3.6}}
+        for curve, gen_ppl in (("midpoint", 80.0), ("langflow", 100.0))
+    ]
+    verdict = experiment_by_name("grids").judge(ExperimentResult("grids", "basic", records))["midpoint"].verdict
+    assert verdict == Verdict.REPRODUCED
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from convergeflow.evaluation.assess import Assessor, Reading
+from convergeflow.evaluation.assess import Assessor, ScorerView
 from convergeflow.evaluation.estimate import finite, mean
 from convergeflow.evaluation.exact import exact_scores
 from convergeflow.evaluation.protocol import PROTOCOLS, Protocol
@@ -24,12 +24,13 @@ from convergeflow.flow.budget import allocate
 from convergeflow.flow.guidance import Controls, rescaled
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import derive_seed
+from convergeflow.results.claims import Taken
 from convergeflow.results.draw import draw
 from convergeflow.results.store import Arrays, Store
 from convergeflow.sampling.plan import PAPER_SCHEDULE
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import models
-from convergeflow.studies.reproduce.models import Kept
+from convergeflow.studies.reproduce.models import KeptModel
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.systems.convergeflow import ConvergeFlowModel
 
@@ -58,12 +59,12 @@ class Bench:
         self._loaded: tuple[str, ConvergeFlowModel] | None = None
 
     @cached_property
-    def model(self) -> Kept:
+    def model(self) -> KeptModel:
         """The model that most points sample."""
         return models.sampled_model(self.store, self.scale)
 
     @cached_property
-    def start(self) -> Kept:
+    def start(self) -> KeptModel:
         """The CE-trained model that others start from."""
         return models.start_model(self.store, self.scale)
 
@@ -82,7 +83,7 @@ class Bench:
             return stories_reference(self.scale.num_samples, self.scale.length)
         return corpus_reference(models.corpus_for(self.store, self.scale), self.scale.num_samples, self.scale.length)
 
-    def load(self, kept: Kept) -> ConvergeFlowModel:
+    def load(self, kept: KeptModel) -> ConvergeFlowModel:
         """The model, kept in memory until another one is asked for."""
         if self._loaded is None or self._loaded[0] != kept.weights:
             self._loaded = (kept.weights, kept.load())
@@ -93,7 +94,7 @@ class Bench:
         return carried_over(nfe, controls, self.load(self.model).schedule)
 
     def measure(
-        self, settings: Settings, *, kept: Kept | None = None, label: str, rule: str = "weight"
+        self, settings: Settings, *, kept: KeptModel | None = None, label: str, rule: str = "weight"
     ) -> dict[str, Any]:
         """The record of a setting: scores of the samples under one token rule."""
         kept, num = kept or self.model, self.scale.num_samples
@@ -111,36 +112,54 @@ class Bench:
             ids, facts = self.samples(kept, settings, num)
             return {**self.score(ids[rule]), **facts}
 
+        if not self.store.has("samples", key):
+            self.samples(kept, settings, num)  # not within the point, so that all processes share the parts
+
         record = self.store.point("samples", key, compute, label=label if rule == "weight" else f"{label}, {rule}")
         return {**record, "label": label}
 
-    def samples(self, kept: Kept, settings: Settings, num: int) -> tuple[Arrays, dict[str, Any]]:
-        """Ids under every token rule, [num, length] each; kept, so that a second rule costs nothing."""
+    def samples(self, kept: KeptModel, settings: Settings, num: int) -> tuple[Arrays, dict[str, Any]]:
+        """Ids under every token rule, [num, length] each; kept, so that a second rule costs nothing.
+
+        A large number is made and kept in parts, which several processes share; `Taken` if others still work on some.
+        """
         settings = replace(settings, decode="weight")
+        key = {"settings": settings.describe(), "model": kept.weights, "length": self.scale.length}
+        seeds, size = seeds_of(num), self.scale.part
+        if num <= size:
+            return self.store.arrays({**key, "n": num}, partial(self._draw, kept, settings, seeds))
+        made, busy = [], None
+        for first in range(0, num, size):
+            here = seeds[first : first + size]
+            try:
+                draw_part = partial(self._draw, kept, settings, here)
+                made.append(self.store.arrays({**key, "rows": [first, first + len(here)]}, draw_part))
+            except Taken as elsewhere:
+                busy = elsewhere
+        if busy is not None:
+            raise busy
+        ids = {rule: np.concatenate([arrays[rule] for arrays, _ in made]) for rule in made[0][0]}
+        return ids, {**made[0][1], "nfe_counted": max(facts["nfe_counted"] for _, facts in made)}
 
-        def compute() -> tuple[Arrays, dict[str, Any]]:
-            about = {"name": kept.name, "weights": kept.weights}
-            drawn = draw(
-                self.load(kept), {"settings": settings}, about=about, seeds=seeds_of(num), length=self.scale.length
-            )
-            ids = {
-                name.removeprefix("ids_"): value.astype(np.int32)
-                for name, value in drawn.extras.items()
-                if name.startswith("ids_")
-            }
-            plan = drawn.settings["plan"]
-            return ids, {
-                "nfe_counted": max(drawn.calls),
-                "steps": plan["num_steps"],
-                "refinements": plan["refinements"],
-                "last_scg": plan["effective_scg"][-1],
-                "last_ug": plan["effective_ug"][-1],
-            }
+    def _draw(self, kept: KeptModel, settings: Settings, seeds: list[int]) -> tuple[Arrays, dict[str, Any]]:
+        """Samples of some seeds under every token rule, and facts about their plan."""
+        about = {"name": kept.name, "weights": kept.weights}
+        drawn = draw(self.load(kept), {"settings": settings}, about=about, seeds=seeds, length=self.scale.length)
+        ids = {
+            name.removeprefix("ids_"): value.astype(np.int32)
+            for name, value in drawn.extras.items()
+            if name.startswith("ids_")
+        }
+        plan = drawn.settings["plan"]
+        return ids, {
+            "nfe_counted": max(drawn.calls),
+            "steps": plan["num_steps"],
+            "refinements": plan["refinements"],
+            "last_scg": plan["effective_scg"][-1],
+            "last_ug": plan["effective_ug"][-1],
+        }
 
-        key = {"settings": settings.describe(), "model": kept.weights, "n": num, "length": self.scale.length}
-        return self.store.arrays(key, compute)
-
-    def read(self, ids: np.ndarray[Any, Any]) -> Reading:
+    def read(self, ids: np.ndarray[Any, Any]) -> ScorerView:
         """What the scorer says of texts under the protocol of the scale."""
         tokenizer = None if self.scale.scorer == "exact" else self.reference.tokenizer
         return self.assessor.read(Texts.from_ids(ids, tokenizer), self.protocol)

@@ -46,7 +46,13 @@ def distances(bench: Bench, settings: Settings, point: dict[str, Any], label: st
     return bench.store.point("convergence", key, partial(_follow, bench, kept), label=label)
 
 
-def _follow(bench: Bench, kept: models.Kept) -> dict[str, Any]:
+def train(bench: Bench) -> None:
+    """The models of both predictors."""
+    for predictor in PREDICTORS:
+        models.scratch_model(bench.store, bench.scale, predictor, bench.start, TRAINED_TO)
+
+
+def _follow(bench: Bench, kept: models.KeptModel) -> dict[str, Any]:
     model, trace, grid, num = bench.load(kept), Trace(), _grid(), bench.scale.trace_sequences
     settings = Settings(nfe=len(grid), self_condition="previous", grid=grid, decode="prediction")
     model.sample(num, bench.scale.length, seeds=seeds_of(num), settings=settings, observe=trace)

@@ -16,9 +16,11 @@ from convergeflow.results import figures
 from convergeflow.studies.reproduce import paper
 from convergeflow.studies.reproduce.kinds import criterion_name
 from convergeflow.studies.reproduce.result import ExperimentResult, Record, field_of
+from convergeflow.studies.reproduce.scale import scale_by_name
 from convergeflow.studies.reproduce.trade_off import points_of
 
 ENTROPY = "unigram entropy (nats)"
+SCORERS = {"exact": "exact law", "smollm2": "SmolLM2", "gpt2-large": "GPT-2 Large"}
 
 
 def draw(description: Mapping[str, Any], result: ExperimentResult) -> Figure:
@@ -83,7 +85,7 @@ def _frontier(axes: Axes, result: ExperimentResult, title: str, names: Sequence[
             "line": "-" if number % 2 == 0 or len(names) > 4 else "--",
         }
         curve(axes, result.curve(name), source, **look)
-    exact = source == "values" and result.scale != "paper"
+    scorer = SCORERS[scale_by_name("paper" if source == "paper" else result.scale).scorer]
     whose = "Paper" if source == "paper" else f"This run ({result.scale})"
     entropy = paper.statements()["data_entropy"]
     if source == "values":
@@ -92,7 +94,7 @@ def _frontier(axes: Axes, result: ExperimentResult, title: str, names: Sequence[
         mark_real(axes, result.values["real"], around)
     axes.axvline(entropy, color="grey", linestyle=":", linewidth=1.2, label="the data's entropy")
     figures.logarithmic(axes)
-    figures.label_axes(axes, ENTROPY, f"Gen. PPL ({'exact law' if exact else 'GPT-2 Large'})", f"{whose}: {title}")
+    figures.label_axes(axes, ENTROPY, f"Gen. PPL ({scorer})", f"{whose}: {title}")
     axes.legend(loc="best")
 
 

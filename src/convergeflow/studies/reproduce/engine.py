@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from convergeflow.flow.guidance import Controls
+from convergeflow.results.claims import Taken
 from convergeflow.sampling.settings import PRESETS, Settings
 from convergeflow.studies.reproduce import kinds, paper
 from convergeflow.studies.reproduce.bench import Bench
@@ -30,29 +31,40 @@ CONTROLS = {field.name for field in fields(Controls)}
 
 
 def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    """The records of all points; real text beside them where samples are scored."""
+    """The records of all points; real text beside them where samples are scored.
+
+    `Taken` if other processes still work on some of them; all that was free is done then.
+    """
     records: list[Record] = []
     sizes: dict[str, int] = {}
+    busy: Taken | None = None
     for family in experiment.points:
         kind = family.get("kind", "samples")
         point_of = experiment.own(kind) or getattr(kinds, kind)
         for point in expand(family, bench.scale):
             row = point.pop("row", None)
             curve = family["curve"].format(**point)
-            settings = _settings(family, point, bench) if row is None else bench.settings(row.nfe, row.controls)
-            label = family.get("label", "NFE {nfe}, {label}").format(**point)
-            record = {**point, **point_of(bench, settings, point, label), "curve": curve, "order": sizes.get(curve, 0)}
+            try:
+                settings = _settings(family, point, bench) if row is None else bench.settings(row.nfe, row.controls)
+                label = family.get("label", "NFE {nfe}, {label}").format(**point)
+                measured = point_of(bench, settings, point, label)
+            except Taken as elsewhere:  # another process is at it: there is other work
+                busy = elsewhere
+                continue
+            record = {**point, **measured, "curve": curve, "order": sizes.get(curve, 0)}
             if row is not None:
                 record["paper"] = {"gen_ppl": row.gen_ppl, "entropy": row.entropy, "label": row.label}
             sizes[curve] = record["order"] + 1
             records.append(record)
+    if busy is not None:
+        raise busy
     scored = any("gen_ppl" in record["values"] for record in records)
     return records, {"real": bench.real_text()["values"]} if scored else {}
 
 
 def expand(family: Family, scale: ExperimentScale) -> list[dict[str, Any]]:
     """What varies from point to point, by name; `row` is the paper's row where there is one."""
-    chosen = family.get("at", {scale.name: {}}).get(scale.name)
+    chosen = family.get("at", {scale.like: {}}).get(scale.like)
     if chosen is None:
         return []
     over = {name: getattr(scale, size) for name, size in family.get("over", {}).items()}

@@ -37,6 +37,8 @@ def agreement(bench: Bench, settings: Settings, point: dict[str, Any], label: st
             values[rule], values[f"{rule}_se"] = each.value, each.se
         return {**values, "positions": int(ids["weight"].size)}
 
+    if not bench.store.has("agreement", key):
+        bench.samples(bench.model, settings, num)  # not within the point, so that all processes share the parts
     return bench.store.point("agreement", key, compute, label=label)
 
 

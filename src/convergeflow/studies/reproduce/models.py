@@ -22,6 +22,7 @@ from convergeflow.model.small_scale import Extras
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.results.store import Store, digest
+from convergeflow.studies.reproduce import team
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import checkpoint
@@ -35,19 +36,23 @@ from convergeflow.training.config import (
     StageConfig,
     resolve,
 )
-from convergeflow.training.run import make_accelerator
+from convergeflow.training.run import HOW_IT_RUNS, make_accelerator
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
 
 FLOW_OPTIONS = ("condition_width", *(each.name for each in fields(Extras)))
 """What a recipe may change of the network beyond its size."""
 
+CHECKPOINT_EVERY = 1000
+"""Steps between two checkpoints, at most."""
+GPUS_OF_THE_RECIPE = 8
+"""With so many processes the recipe's slices fit into 40 GB; fewer of them take more slices."""
 RAMP = 0.05
 """Share of a stage's steps over which its learning rate rises."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptModel:
     """A model on disk."""
 
     name: str
@@ -62,24 +67,19 @@ class Kept:
 
 
 def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
-    """The corpus of a scale; stories are written on the spot, `sotu` is cut as its recipe says, others are prepared."""
+    """The corpus of a scale; stories are written on the spot, others are those that their recipes train on."""
     if scale.corpus == "stories":
         out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
-    if scale.corpus == "sotu":
-        return open_corpus(resolve("sotu"))
     folder = store.folder / "corpora" / scale.corpus
-    if not (folder / "manifest.json").is_file():
-        raise UserError(
-            f"scale {scale.name} needs the corpus {scale.corpus}: prepare hf:Skylion007/openwebtext with `tokenizer` "
-            f"gpt2, `length` {scale.length} and `out` {folder}"
-        )
-    return Corpus.open(folder)
+    if (folder / "manifest.json").is_file():
+        return Corpus.open(folder)  # put there by hand
+    return open_corpus(resolve(scale.corpus), large=False)
 
 
-def found(store: Store, name: str) -> Kept:
+def found(store: Store, name: str) -> KeptModel:
     """A model of the store or of the package, by name."""
     folder = store.model_folder(name)
     if not (folder / "config.json").is_file():
@@ -89,18 +89,18 @@ def found(store: Store, name: str) -> Kept:
                 f"{', '.join(shipped_models()) or 'none'}"
             )
         folder = locate(name)
-    return Kept(name, folder, weights_hash(folder))
+    return KeptModel(name, folder, weights_hash(folder))
 
 
-def start_model(store: Store, scale: ExperimentScale) -> Kept:
+def start_model(store: Store, scale: ExperimentScale) -> KeptModel:
     """The CE-trained model (LangFlow's role): its table and weights are what the others start from."""
     if scale.start is not None:
         return found(store, scale.start)
     stages = [_stage("ce", "ce", scale.start_steps, lr=3e-3, learn_table=True, learn_schedule=True)]
     options = {}
-    if scale.name == "embedded":
+    if scale.like == "embedded":
         # The shipped checkpoint's own first stage, so that this model is the one it came from.
-        recipe = resolve("stories")
+        recipe = resolve(scale.corpus)
         first = [stage for stage in recipe.stages if stage.objective == "ce"]
         share = scale.start_steps, sum(stage.steps for stage in first)
         stages = [
@@ -110,7 +110,7 @@ def start_model(store: Store, scale: ExperimentScale) -> Kept:
     return trained(store, scale, "start-ce", lambda: _fresh(store, scale, **options), stages)[-1]
 
 
-def sampled_model(store: Store, scale: ExperimentScale) -> Kept:
+def sampled_model(store: Store, scale: ExperimentScale) -> KeptModel:
     """The model whose samples are measured: ConvergeFlow, trained with MSE from the CE-trained one."""
     if scale.model is not None:
         return found(store, scale.model)
@@ -120,15 +120,15 @@ def sampled_model(store: Store, scale: ExperimentScale) -> Kept:
 
 
 def continued(
-    store: Store, scale: ExperimentScale, name: str, parent: Kept, objective: str, steps: int, checkpoints: int
-) -> list[Kept]:
+    store: Store, scale: ExperimentScale, name: str, parent: KeptModel, objective: str, steps: int, checkpoints: int
+) -> list[KeptModel]:
     """A model trained on with one objective, as it is after each of `checkpoints` equal parts of `steps`."""
-    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.name]
-    parts = _parts(checkpoints, objective, steps, lr=lr)
+    lr = {"test": 1e-3, "embedded": 3e-4, "paper": 1e-5}[scale.like]
+    parts = _parts(checkpoints, objective, steps, lr=lr, ramp=scale.name != "paper")
     return trained(store, scale, name, parent.load, parts, parent=parent)
 
 
-def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: Kept, log_snr: float) -> Kept:
+def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: KeptModel, log_snr: float) -> KeptModel:
     """A model from random init with the given predictor, the fixed table of another, and a linear schedule."""
 
     def build() -> ConvergeFlowModel:
@@ -140,15 +140,16 @@ def scratch_model(store: Store, scale: ExperimentScale, predictor: str, table: K
         model.last_time = float(schedule_from(linear).time_at(torch.tensor(log_snr)))
         return model
 
-    stage = _stage("mse", "mse", scale.scratch_steps, lr=1e-3 if scale.size != "base" else 1e-4)
+    paper = scale.name == "paper"
+    stage = _stage("mse", "mse", scale.scratch_steps, lr=1e-4 if paper else 1e-3, ramp=not paper)
     return trained(store, scale, f"scratch-{predictor}", build, [stage], parent=table)[-1]
 
 
-def learned_table_model(store: Store, scale: ExperimentScale, parent: Kept) -> list[Kept]:
+def learned_table_model(store: Store, scale: ExperimentScale, parent: KeptModel) -> list[KeptModel]:
     """A model whose table is trained along with everything else by MSE alone, from random init, in four parts."""
     # Fast enough that the table moves by its own size within the run.
-    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.name]
-    parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True)
+    lr = {"test": 3e-2, "embedded": 1e-2, "paper": 1e-3}[scale.like]
+    parts = _parts(4, "mse", scale.collapse_steps, lr=lr, learn_table=True, ramp=scale.name != "paper")
     return trained(store, scale, "learned-table", lambda: _fresh(store, scale, parent), parts, parent=parent)
 
 
@@ -164,12 +165,15 @@ class CutLinear(ConvergeFlowModel):
 def _fresh(
     store: Store,
     scale: ExperimentScale,
-    table: Kept | None = None,
+    table: KeptModel | None = None,
     kind: type[ConvergeFlowModel] = ConvergeFlowModel,
     **changes: Any,
 ) -> ConvergeFlowModel:
     """A model with random weights, and with the token table of another one if that is given."""
     corpus = corpus_for(store, scale)
+    other = None if table is None else table.load()
+    if other is not None:  # whose table fits a network of its own size
+        changes = {**{name: getattr(other.config, name) for name in ("width", "depth", "heads")}, **changes}
     torch.manual_seed(derive_seed(0, "experiment"))
     config = ConvergeFlowConfig.of_size(
         scale.size, vocabulary=corpus.vocabulary, length=corpus.length, dropout=0.0, **changes
@@ -177,32 +181,65 @@ def _fresh(
     model = kind(config)
     total = corpus.manifest["splits"]["train"]["blocks"] * corpus.length
     model.set_unigram(torch.from_numpy(corpus.unigram * total))
-    if table is not None:
+    if other is not None:
         with torch.no_grad():
-            model.network.embedding.weight.copy_(table.load().network.embedding.weight)
+            model.network.embedding.weight.copy_(other.network.embedding.weight)
     return model
 
 
 def _stage(name: str, objective: str, steps: int, *, lr: float, ramp: bool = True, **changes: Any) -> StageConfig:
+    """A stage whose rate rises at first, which a short run needs; the paper's runs have no warm-up."""
     warmup = round(RAMP * steps) if ramp else 0
     if changes.get("learn_schedule"):
         changes["schedule_lr"] = 10 * lr
     return StageConfig(name=name, objective=objective, steps=max(1, steps), lr=lr, warmup=warmup, **changes)  # type: ignore[arg-type]
 
 
-def _parts(number: int, objective: str, steps: int, **changes: Any) -> list[StageConfig]:
+def _parts(number: int, objective: str, steps: int, *, ramp: bool, **changes: Any) -> list[StageConfig]:
     """One run cut into equal stages, so that it is kept as it was after each."""
     return [
-        _stage(f"part{index}", objective, steps // number, ramp=index == 0, keep_moments=index > 0, **changes)
+        _stage(f"part{index}", objective, steps // number, ramp=ramp and index == 0, keep_moments=index > 0, **changes)
         for index in range(number)
     ]
 
 
-def _optimizer(scale: ExperimentScale) -> OptimizerConfig:
-    """The paper's AdamW; the shipped checkpoint's optimizer where models must learn within minutes."""
-    if scale.name == "embedded":
-        return resolve("stories").optimizer
-    return OptimizerConfig(clip=None if scale.name == "paper" else 1.0)
+def run_config(scale: ExperimentScale, stages: list[StageConfig], world: int = 1) -> RunConfig:
+    """A training run of a scale: the paper's is its recipe with other stages, small ones are simpler."""
+    total, parts = sum(stage.steps for stage in stages), {stage.steps for stage in stages}
+    corpus = CorpusConfig(name=scale.corpus, length=scale.length)
+    model = ModelConfig.model_validate({"size": scale.size})
+    if len(parts) == 1:
+        # Every stage's end must be there afterwards: they are kept for good, beside the newest one.
+        (part,) = parts
+        every = next(part // cut for cut in range(1, part + 1) if part % cut == 0 and part // cut <= CHECKPOINT_EVERY)
+        kept = {"checkpoint_every": every, "keep": 2, "keep_every": part}
+    else:
+        kept = {"checkpoint_every": min(parts), "keep": len(stages) + 1 + total // min(parts), "keep_every": 0}
+    if scale.name == "paper":
+        recipe = resolve("owt")
+        rows = recipe.batch // (recipe.accumulate * GPUS_OF_THE_RECIPE)
+        slices = (cut for cut in range(1, scale.batch + 1) if scale.batch % (world * cut) == 0)
+        accumulate = next((cut for cut in slices if scale.batch // (world * cut) <= rows), 1)
+        changes = {"batch": scale.batch, "accumulate": accumulate, "evaluate_every": 0}
+        watched = {"sample_every": 0, "evaluate_blocks": 32, "sample_nfe": 4}
+        return recipe.model_copy(
+            update={"corpus": corpus, "model": model, "stages": tuple(stages), **changes, **watched, **kept}
+        )
+    return RunConfig(
+        corpus=corpus,
+        model=model,
+        stages=tuple(stages),
+        # The shipped checkpoint's optimizer where models must learn within minutes.
+        optimizer=resolve(scale.corpus).optimizer if scale.like == "embedded" else OptimizerConfig(clip=1.0),
+        batch=scale.batch,
+        # A constant average forgets the start only after its horizon; small runs are shorter than that.
+        ema=EmaConfig(decay=0.99),
+        log_every=max(1, total // 20),
+        evaluate_every=0,
+        evaluate_blocks=32,
+        sample_nfe=4,
+        **kept,  # type: ignore[arg-type]
+    )
 
 
 def trained(
@@ -212,32 +249,15 @@ def trained(
     build: Callable[[], ConvergeFlowModel],
     stages: list[StageConfig],
     *,
-    parent: Kept | None = None,
-) -> list[Kept]:
+    parent: KeptModel | None = None,
+) -> list[KeptModel]:
     """Train, or go on training, and keep the averaged model after every stage."""
     corpus = corpus_for(store, scale)
-    total = sum(stage.steps for stage in stages)
-    # Every stage's end must be there afterwards, so checkpoints in between are made in runs of one stage only.
-    every = min(500, total) if len(stages) == 1 else min(stage.steps for stage in stages)
-    config = RunConfig(
-        corpus=CorpusConfig(name=scale.corpus, length=scale.length),
-        model=ModelConfig.model_validate({"size": scale.size}),
-        stages=tuple(stages),
-        optimizer=_optimizer(scale),
-        batch=scale.batch,
-        # A constant average forgets the start only after its horizon; small runs are shorter than that.
-        ema=EmaConfig(decay=0.9999 if scale.name == "paper" else 0.99),
-        device="auto",
-        checkpoint_every=every,
-        keep=len(stages) + 1 + (0 if len(stages) == 1 else total // every),
-        log_every=max(1, total // 20),
-        evaluate_every=0,
-        evaluate_blocks=32,
-        sample_nfe=4,
-    )
+    total, config = sum(stage.steps for stage in stages), run_config(scale, stages, team.size())
     key = {
         "model": name,
-        "run": {**config.to_dict(), "device": "any"},
+        # How it runs does not change what comes out.
+        "run": {**config.to_dict(), **dict.fromkeys(HOW_IT_RUNS, "any")},
         "corpus": corpus.fingerprint,
         "parent": None if parent is None else parent.weights,
     }
@@ -261,5 +281,5 @@ def trained(
     def whole(values: dict[str, Any]) -> bool:
         return all((store.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
 
-    record = store.point("models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
-    return [Kept(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]
+    record = team.point(store, "models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
+    return [KeptModel(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]

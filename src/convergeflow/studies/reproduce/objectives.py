@@ -15,7 +15,7 @@ from convergeflow.results import figures
 from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import drawing, models
 from convergeflow.studies.reproduce.bench import Bench
-from convergeflow.studies.reproduce.models import Kept
+from convergeflow.studies.reproduce.models import KeptModel
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 
@@ -23,30 +23,42 @@ SWITCHED = {"mse": "ce", "ce": "mse"}
 
 
 def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[str, Any]]:
-    store, scale, start = bench.store, bench.scale, bench.start
+    scale, start, runs = bench.scale, bench.start, train(bench)
     records = [_table(bench, start, 0), _sampled(bench, start, "start", 0)]
     half = scale.checkpoints // 2
     part = scale.continued_steps // scale.checkpoints
-    for objective, other in SWITCHED.items():
-        run = models.continued(
-            store, scale, f"continued-{objective}", start, objective, scale.continued_steps, scale.checkpoints
-        )
-        records += [_sampled(bench, kept, objective, number * part) for number, kept in enumerate(run, start=1)]
-        name = f"{objective}-then-{other}"
-        switched = models.continued(store, scale, name, run[half - 1], other, half * part, half)
-        records += [_sampled(bench, kept, name, number * part) for number, kept in enumerate(switched, start=half + 1)]
-    for number, kept in enumerate(models.learned_table_model(store, scale, start), start=1):
+    learned_table = runs.pop("table")
+    for name, run in runs.items():
+        first = 1 if name in SWITCHED else half + 1
+        records += [_sampled(bench, kept, name, number * part) for number, kept in enumerate(run, start=first)]
+    for number, kept in enumerate(learned_table, start=1):
         records.append(_table(bench, kept, number * scale.collapse_steps // 4))
     return records, {"half": half * part, "real": bench.real_text()["values"]}
 
 
-def _sampled(bench: Bench, kept: Kept, run: str, step: int) -> Record:
+def train(bench: Bench) -> dict[str, list[KeptModel]]:
+    """All models of the experiment by run: both objectives, each with the other one from half way on, the table."""
+    store, scale, start = bench.store, bench.scale, bench.start
+    half = scale.checkpoints // 2
+    part = scale.continued_steps // scale.checkpoints
+    runs = {}
+    for objective, other in SWITCHED.items():
+        run = models.continued(
+            store, scale, f"continued-{objective}", start, objective, scale.continued_steps, scale.checkpoints
+        )
+        name = f"{objective}-then-{other}"
+        runs[objective] = run
+        runs[name] = models.continued(store, scale, name, run[half - 1], other, half * part, half)
+    return {**runs, "table": models.learned_table_model(store, scale, start)}
+
+
+def _sampled(bench: Bench, kept: KeptModel, run: str, step: int) -> Record:
     settings = Settings(nfe=bench.scale.objective_nfe)
     record = bench.measure(settings, kept=kept, label=f"{run} after {step} steps")
     return {**record, "curve": run, "step": step, "order": step}
 
 
-def _table(bench: Bench, kept: Kept, step: int) -> Record:
+def _table(bench: Bench, kept: KeptModel, step: int) -> Record:
     def compute() -> dict[str, Any]:
         found = health(kept.load().network.embedding.rows())
         return {**vars(found), "collapsed": found.collapsed}

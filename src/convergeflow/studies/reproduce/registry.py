@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
-from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data
+from convergeflow.studies.reproduce.scale import SCALES, ExperimentScale, read_data, scale_by_name
 
 if TYPE_CHECKING:
     from convergeflow.results.store import Store
@@ -37,7 +37,7 @@ LANGUAGE_NEEDS = "a trained model: the one of this scale learns for seconds, its
 
 
 class PlannedCost(NamedTuple):
-    """What a scale costs: measured points, and seconds on two CPU cores (for `paper`: on one 40 GB accelerator)."""
+    """What a scale costs: points, and seconds measured on two CPU cores (for `paper`: `cost.py`, on one A100)."""
 
     points: int
     seconds: float
@@ -103,7 +103,7 @@ class Experiment:
         from convergeflow.studies.reproduce import engine
         from convergeflow.studies.reproduce.bench import Bench
 
-        cost, changes = self.cost[scale.name], self.changes.get(scale.name, {})
+        cost, changes = self.cost[scale.like], self.changes.get(scale.name, {})
         store.pace.begin(cost.points, cost.seconds)
         measure = self.own("measure") or engine.measure
         try:
@@ -129,7 +129,7 @@ class Experiment:
         for claim in self.claims:
             function = self.own(claim.judge) or getattr(judges, claim.judge)
             judgement = function(result, **claim.arguments)
-            if result.scale not in claim.scales:
+            if scale_by_name(result.scale).like not in claim.scales:
                 judgement = not_testable(f"needs {claim.needs} ({judgement.evidence})", judgement.paper)
             found[claim.name] = judgement
         return found
@@ -171,6 +171,17 @@ class Experiment:
 def experiments() -> dict[str, Experiment]:
     """All experiments by name, theory first."""
     return {name: Experiment.read(name) for name in NAMES}
+
+
+def experiments_of(scale: ExperimentScale, name: str) -> list[Experiment]:
+    """The experiments of a scale: one by name, or `all`."""
+    known = scale.experiments or NAMES
+    if name == "all":
+        return [experiments()[each] for each in known]
+    found = experiment_by_name(name)
+    if name not in known:
+        raise UserError(f"{name} is no experiment of the scale {scale.name}; it has {', '.join(known)}")
+    return [found]
 
 
 def experiment_by_name(name: str) -> Experiment:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convergeflow import __version__, files
 from convergeflow.results import pages
+from convergeflow.results.claims import Taken
 from convergeflow.results.store import Pace, Store, readable
-from convergeflow.studies.reproduce import paper
+from convergeflow.studies.reproduce import cost, paper, team
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict
+
+PAUSE = 2.0
+"""Seconds before one looks again at what others work on."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +67,69 @@ class Finished:
 def reproduce(
     experiments: Sequence[Experiment], store: Store, scale: ExperimentScale, *, page: str = "report"
 ) -> list[Finished]:
-    """Run experiments in order; what is in the store already is not measured again. `page` names the report."""
-    costs = [experiment.cost[scale.name] for experiment in experiments]
-    points, seconds = sum(cost.points for cost in costs), sum(cost.seconds for cost in costs)
+    """Run experiments in order; what is in the store already is not measured again. `page` names the report.
+
+    Several processes, here or on other machines, may do this in one folder: each takes what is free, and comes back to
+    an experiment until all of its points are there.
+    """
+    planned = [experiment.cost[scale.like] for experiment in experiments]
+    points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
     store.pace = Pace(points, seconds, store.note)
     store.note(
         f"{len(experiments)} experiments at scale {scale.name}: about {points} points, "
         f"{readable(seconds)} if none is done yet"
     )
-    finished: list[Finished] = []
-    for experiment in experiments:
-        started = time.perf_counter()
-        store.note(f"-- {experiment.name}: {experiment.question}")
-        result = experiment.run(store, scale)
-        done = Finished(
-            experiment,
-            result,
-            experiment.judge(result),
-            experiment.draw(result, store.figures),
-            experiment.tabulate(result),
-            time.perf_counter() - started,
-        )
-        finished.append(done)
-        for name, judgement in done.judgements.items():
-            store.note(f"   {experiment.name}/{name}: {judgement.verdict}")
-        files.write_json(store.folder / "results" / f"{experiment.name}.json", done.describe())
-        write_pages(finished, store, scale, page)
-    return finished
+    if scale.name == "paper":
+        store.note(cost.total(experiments, scale).in_words(team.size()))
+    finished: dict[str, Finished] = {}
+    team.train_together(experiments, store, scale)
+    waiting = list(experiments)
+    while waiting:
+        later = []
+        for experiment in waiting:
+            started = time.perf_counter()
+            store.note(f"-- {experiment.name}: {experiment.question}")
+            try:
+                result = experiment.run(store, scale)
+            except Taken:
+                store.note(f"   {experiment.name}: other processes are at the rest of it")
+                later.append(experiment)
+                continue
+            with _turn(store):
+                done = Finished(
+                    experiment,
+                    result,
+                    experiment.judge(result),
+                    experiment.draw(result, store.figures),
+                    experiment.tabulate(result),
+                    time.perf_counter() - started,
+                )
+                finished[experiment.name] = done
+                for name, judgement in done.judgements.items():
+                    store.note(f"   {experiment.name}/{name}: {judgement.verdict}")
+                files.write_json(store.folder / "results" / f"{experiment.name}.json", done.describe())
+                write_pages(_ordered(finished, experiments), store, scale, page)
+        if len(later) == len(waiting):
+            time.sleep(PAUSE)
+        waiting = later
+    return _ordered(finished, experiments)
+
+
+def _ordered(finished: Mapping[str, Finished], experiments: Sequence[Experiment]) -> list[Finished]:
+    return [finished[experiment.name] for experiment in experiments if experiment.name in finished]
+
+
+@contextmanager
+def _turn(store: Store) -> Iterator[None]:
+    """Wait for this process's turn to draw and write pages."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(store.alone("report"))
+                break
+            except Taken:
+                time.sleep(PAUSE / 4)
+        yield
 
 
 def write_pages(finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str) -> None:

@@ -1,8 +1,9 @@
-"""The three scales at which every experiment runs: the same code, other sizes.
+"""The scales at which experiments run: the same code, other sizes.
 
 `test` trains tiny models on the spot and ends within minutes; its verdicts on language are not testable by design.
 `embedded` uses the shipped stories checkpoint, whose text has exact scores. `paper` is OpenWebText with the checkpoint
-that the paper starts from and GPT-2 Large as the scorer. The sizes are in `scales.yaml`.
+that the paper starts from and GPT-2 Large as the scorer. `basic` is `embedded` on natural text, scored by SmolLM2, for
+the experiments about the trade-off between quality and diversity. The sizes are in `scales.yaml`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from convergeflow.errors import unknown_name
+from convergeflow.errors import UserError, unknown_name
 
 SCALES = ("test", "embedded", "paper")
+"""The scales that descriptions of experiments know; another one takes what they say of one of these (`like`)."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,18 @@ class ExperimentScale:
     """Sizes of one scale."""
 
     name: str
+    like: str
+    """The scale whose points, costs and testable claims this one has; most often its own name."""
+    experiments: tuple[str, ...]
+    """Experiments of this scale; none named: all."""
     corpus: str
-    """`stories` or the name of a corpus to prepare."""
+    """`stories`, `basic` or the name of a corpus to prepare."""
     length: int
     """Tokens of a sample."""
     num_samples: int
     """Samples per point."""
+    part: int
+    """Samples that are kept together: the share of a point that one process makes, and that a kill can cost."""
     size: str
     """The network of every model that is trained here (`config.SIZES`)."""
     model: str | None
@@ -72,10 +81,28 @@ def read_data(name: str) -> dict[str, Any]:
 
 @cache
 def scale_by_name(name: str) -> ExperimentScale:
+    """A scale, or a user's YAML file with `like: SCALE` and the sizes that differ from it."""
     sizes = read_data("scales.yaml")
+    changes: dict[str, Any] = {}
+    if name.endswith((".yaml", ".yml")):
+        name, changes = _changed(Path(name))
     if name not in sizes:
         raise unknown_name("scale", name, sizes)
+    known = {**sizes.get(sizes[name].get("like"), {}), **sizes[name]}
+    for key in changes.keys() - known.keys():
+        raise unknown_name("size", key, known)
     chosen: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in sizes[name].items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in {**known, **changes}.items()
     }
-    return ExperimentScale(name=name, **chosen)
+    return ExperimentScale(**{"name": name, "like": name, "experiments": (), **chosen})
+
+
+def _changed(path: Path) -> tuple[str, dict[str, Any]]:
+    """What a user's file of sizes is like, and the sizes that it changes."""
+    import yaml
+
+    try:
+        changes = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return str(changes.pop("like")), changes
+    except (OSError, yaml.YAMLError, AttributeError, KeyError):
+        raise UserError(f"{path} is not a file of sizes: it needs `like: paper` and the sizes that differ") from None

@@ -58,7 +58,7 @@ def _others(bench: Bench) -> list[str]:
     """Models of other systems that speak this corpus."""
     folder = bench.store.folder / "models"
     local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
-    if bench.scale.name != "embedded":
+    if bench.scale.like != "embedded":
         return local  # shipped models are larger than `test` allows, and do not speak the corpus of `paper`
     spoken = [name for name in shipped_models() if _vocabulary(name) == bench.reference.vocabulary]
     return [name for name in [*spoken, *local] if name != bench.scale.model]

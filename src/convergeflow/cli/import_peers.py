@@ -1,0 +1,191 @@
+"""The parts of `convergeflow import` for the published models of other projects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from convergeflow.cli.console import note
+from convergeflow.cli.imported import Out, TokenizerName, give_tokenizer, refuse_existing, write
+from convergeflow.cli.options import Json
+
+Source = Annotated[str, typer.Argument(help="A hub folder, a file, a run's folder, or a hub name owner/name.")]
+WhichWeights = Annotated[Literal["ema", "raw"], typer.Option("--weights", help="The moving average, or the raw ones.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
+Length = Annotated[int | None, typer.Option(min=1, help="Tokens per text; by default what the settings beside say.")]
+
+
+def _import(peer: str, source: str, out: Path, tokenizer: str | None, json: bool, how: Mapping[str, Any]) -> None:
+    refuse_existing(out)
+    from convergeflow.interop.peers import Wanted, load_peer
+
+    found = load_peer(source, Wanted(peer, **how))
+    give_tokenizer(found.model, tokenizer, slack=1)
+    for remark in found.remarks:
+        note(remark)
+    write(found.model, out, source, f"{peer} checkpoint {source} ({found.layout}), {how['weights']} weights", json)
+
+
+def mdlm(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import MDLM: a hub folder, or a Lightning file of the MDLM or Duo repository.
+
+    Names and shapes are checked one by one; nothing in a file is run.
+
+    Example:
+      convergeflow import mdlm kuleshov-group/mdlm-owt --tokenizer gpt2 --out models/mdlm
+    """
+    how = {"weights": weights, "revision": revision, "length": length}
+    _import("mdlm", source, out, tokenizer, json, how)
+
+
+def duo(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import Duo, or its distilled student: a hub folder or a Lightning file.
+
+    Example:
+      convergeflow import duo s-sahoo/duo --tokenizer gpt2 --out models/duo
+    """
+    how = {"weights": weights, "revision": revision, "length": length}
+    _import("duo", source, out, tokenizer, json, how)
+
+
+def sedd(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import SEDD: a hub folder, a run's folder, or a Lightning file of the MDLM or Duo repository.
+
+    The settings beside the weights say whether it is the absorbing or the uniform one.
+
+    Example:
+      convergeflow import sedd louaaron/sedd-small --tokenizer gpt2 --out models/sedd
+    """
+    how = {"weights": weights, "revision": revision, "length": length}
+    _import("sedd", source, out, tokenizer, json, how)
+
+
+def ar(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import the autoregressive baseline: a Lightning file of the MDLM or Duo repository.
+
+    Example:
+      convergeflow import ar ar.ckpt --tokenizer gpt2 --out models/ar
+    """
+    how = {"weights": weights, "revision": revision, "length": length}
+    _import("ar", source, out, tokenizer, json, how)
+
+
+def flm(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import FLM: a Lightning file.
+
+    Example:
+      convergeflow import flm flm.ckpt --tokenizer gpt2 --out models/flm
+    """
+    how = {"weights": weights, "revision": revision, "length": length}
+    _import("flm", source, out, tokenizer, json, how)
+
+
+def fmlm(
+    source: Source,
+    out: Out,
+    teacher: Annotated[
+        str | None, typer.Option(help="The FLM checkpoint that a first-stage flow map was distilled from.")
+    ] = None,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import a flow map distilled from FLM: a Lightning file.
+
+    A map of the first stage corrects its teacher and needs it; one of the second stage stands alone.
+
+    Example:
+      convergeflow import fmlm stage1.ckpt --teacher flm.ckpt --out models/fmlm-1
+      convergeflow import fmlm stage2.ckpt --out models/fmlm-2
+    """
+    how = {"weights": weights, "revision": revision, "length": length, "teacher": teacher}
+    _import("fmlm", source, out, tokenizer, json, how)
+
+
+def elf(
+    source: Source,
+    out: Out,
+    encoder: Annotated[
+        str | None, typer.Option(help="The T5 encoder: a folder or a hub name. [default: google-t5/t5-small]")
+    ] = None,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import ELF: a torch file checkpoint_N, or the folder checkpoint_N of its JAX branch.
+
+    The encoder is only needed to continue prompts; its name is written down, and it is loaded when it is used.
+
+    Example:
+      convergeflow import elf embedded-language-flows/ELF-B-owt-torch --out models/elf
+    """
+    how = {"weights": weights, "revision": revision, "length": length, "encoder": encoder}
+    _import("elf", source, out, tokenizer, json, how)
+
+
+def plaid(
+    source: Source,
+    out: Out,
+    weights: WhichWeights = "ema",
+    revision: Revision = None,
+    length: Length = None,
+    tokenizer: TokenizerName = None,
+    json: Json = False,
+) -> None:
+    """Import Plaid: the folder with its four .pt files.
+
+    Example:
+      convergeflow import plaid plaid1b_weights --out models/plaid
+    """
+    how = {"weights": weights, "revision": revision, "length": length}
+    _import("plaid", source, out, tokenizer, json, how)
+
+
+COMMANDS: list[Callable[..., None]] = [mdlm, duo, sedd, ar, flm, fmlm, elf, plaid]

@@ -1,0 +1,102 @@
+// Every control of the sampler, what it costs, and all of it in the address, so that a link shares a run.
+import { el, panel } from "./dom.js";
+
+const NUMBERS = {
+  nfe: ["Network calls", { min: 1, max: 2048, step: 1 }],
+  refine: ["K, refinements", { min: 0, max: 512, step: 1 }],
+  scg: ["w_scg, self-conditioning guidance", { min: 0, max: 100, step: "any" }],
+  ug: ["w_ug, unconditional guidance", { min: 0, max: 10, step: "any" }],
+  temperature: ["Temperature", { min: 0.05, max: 5, step: "any" }],
+};
+const weighted = (each) => each.convergeflow.flow && each.convergeflow.predictor !== "direct"; // the other has no weights to show
+const FIRST = { model: "stories-small", preset: "config-b", nfe: "128", grid: "closing", seed: "11" };
+
+export class Controls {
+  constructor(models, onrun, onstop, onchange) {
+    this.models = models;
+    this.onchange = onchange;
+    this.pins = new Map();
+    this.fields = {
+      model: el("select", { name: "model" }, ...models.filter(weighted).map((each) => el("option", { value: each.id }, each.id))),
+      preset: el("select", { name: "preset" }),
+      schedule: el("select", { name: "schedule" }, ...[["", "preset's"], ["A", "A, constant"], ["B", "B, milder in noise"], ["C", "C, weak in noise"]].map(([value, text]) => el("option", { value }, text))),
+      grid: el("select", { name: "grid" }, ...["", "closing", "midpoint", "log-snr", "langflow"].map((name) => el("option", { value: name }, name || "preset's"))),
+      seed: el("input", { type: "number", name: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 }),
+      prompt: el("input", { type: "text", name: "prompt", maxlength: 2000, placeholder: "none: a free sample" }),
+    };
+    for (const [name, [, limits]] of Object.entries(NUMBERS))
+      this.fields[name] = el("input", { type: "number", name, ...limits, placeholder: "preset's" });
+    const titles = { model: "Model", preset: "Preset", schedule: "Strength over time", grid: "Grid", seed: "Seed", prompt: "Starts with",
+      ...Object.fromEntries(Object.entries(NUMBERS).map(([name, [title]]) => [name, title])) };
+    const order = ["model", "preset", "nfe", "refine", "scg", "ug", "schedule", "temperature", "grid", "seed", "prompt"];
+    this.run = el("button", { type: "submit", id: "run" }, "Generate");
+    this.stop = el("button", { type: "button", class: "plain", id: "stop", disabled: true, onclick: onstop }, "Stop");
+    this.cost = el("output", { class: "reading", id: "cost" });
+    this.form = el("form", { class: "controls" },
+      ...order.map((name) => el("label", { class: `field ${name}` }, el("span", {}, titles[name]), this.fields[name])),
+      el("div", { class: "actions" }, this.run, this.stop, this.cost));
+    this.form.addEventListener("submit", (event) => { event.preventDefault(); onrun(); });
+    this.form.addEventListener("input", () => this.changed());
+    this.fields.model.addEventListener("change", () => { this.pins.clear(); this.offer(); });
+    this.node = panel("controls", "Controls",
+      "Every control of the paper and what a run costs; an empty field takes the preset's value. The same seed is the same noise, so changing one control shows what that control does.",
+      this.form);
+    this.read();
+  }
+
+  get about() {
+    return this.models.find((each) => each.id === this.fields.model.value).convergeflow;
+  }
+
+  offer() {
+    const before = this.fields.preset.value;
+    this.fields.preset.replaceChildren(el("option", { value: "" }, this.about.preset ? `model's own (${this.about.preset})` : "none"),
+      ...this.about.presets.map((name) => el("option", { value: name }, name)));
+    this.fields.preset.value = this.about.presets.includes(before) ? before : "";
+    if (this.about.block_length) { // a model of blocks has a preset of its own
+      for (const name of ["preset", "nfe", "grid"]) this.fields[name].value = "";
+    }
+    this.changed();
+  }
+
+  read() {
+    // From the address; without one, a setting that shows something.
+    const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    const values = Object.keys(given).length ? given : FIRST;
+    if (this.models.some((each) => each.id === values.model && weighted(each))) this.fields.model.value = values.model;
+    this.offer();
+    for (const [name, field] of Object.entries(this.fields)) if (name !== "model" && values[name] !== undefined) field.value = values[name];
+    for (const pair of (values.pins ?? "").split(",").filter(Boolean)) {
+      const [position, token] = pair.split(":").map(Number);
+      if (Number.isInteger(position) && Number.isInteger(token)) this.pins.set(position, token);
+    }
+    this.changed();
+  }
+
+  changed() {
+    const values = Object.entries(this.fields).map(([name, field]) => [name, field.value]).filter(([, value]) => value !== "");
+    if (this.pins.size) values.push(["pins", [...this.pins].map((pair) => pair.join(":")).join(",")]);
+    history.replaceState(null, "", `#${new URLSearchParams(values)}`);
+    this.onchange();
+  }
+
+  body() {
+    // The request that these controls stand for.
+    const own = {};
+    for (const name of ["preset", "schedule", "grid"]) if (this.fields[name].value) own[name] = this.fields[name].value;
+    for (const name of Object.keys(NUMBERS)) if (this.fields[name].value !== "") own[name] = Number(this.fields[name].value);
+    if (this.pins.size) own.pins = [...this.pins].map(([position, token]) => ({ position, token }));
+    const body = { model: this.fields.model.value, seed: Number(this.fields.seed.value || 0), convergeflow: own };
+    if (this.fields.prompt.value) body.prompt = this.fields.prompt.value;
+    return body;
+  }
+
+  busy(running) {
+    this.run.disabled = running;
+    this.stop.disabled = !running;
+  }
+
+  say(cost) {
+    this.cost.textContent = cost;
+  }
+}

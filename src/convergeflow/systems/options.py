@@ -1,0 +1,63 @@
+"""Settings from options that a user gave by name: what the command line and the server share.
+
+Options are the fields of `Settings`, `Controls` and, with `freeze_` before them, `Freeze`; `preset` names where to
+start, `schedule` is A, B or C for all three controls, and `freeze` is a switch.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from convergeflow.errors import UserError
+from convergeflow.flow.guidance import Controls
+from convergeflow.sampling.settings import Freeze, Settings
+
+if typing.TYPE_CHECKING:
+    from convergeflow.flow.schedule import Schedule
+
+
+def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | None = None) -> Settings:
+    """Checked settings for a model with this schedule and, if it has one, a preset of its own."""
+    from convergeflow.sampling.plan import preset_for
+
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    preset = given.pop("preset", default)
+    base = Settings() if preset is None else preset_for(preset, schedule, nfe=given.get("nfe"))
+    everywhere = given.pop("schedule", None)
+    if everywhere is not None:
+        given = dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
+    controls = {f.name: given.pop(f.name) for f in fields(Controls) if f.name in given}
+    controls = {name: value.upper() if isinstance(value, str) else value for name, value in controls.items()}
+    limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
+    if limits and not given.get("freeze"):
+        raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
+    if given.get("freeze"):
+        given["freeze"] = Freeze(**limits)
+    return replace(base, controls=replace(base.controls, **controls), **given)
+
+
+def declared() -> Iterator[tuple[str, Any, str, Any]]:
+    """Name, type, explanation and default of every option, as the settings declare them."""
+    yield "preset", str, "Named settings of the paper, rescaled to this model: see `convergeflow list presets`.", None
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    for control in fields(Settings):
+        if control.name == "controls":
+            over_time = "Strength over time of all controls: A constant, B /(1+sqrt(sigma/alpha)), C /(1+sigma/alpha)."
+            yield "schedule", str, over_time, "A"
+            yield from _of(Controls)
+        elif control.name == "freeze":
+            yield "freeze", bool, typing.get_args(hints["freeze"])[1], False
+            yield from _of(Freeze, "freeze_")
+        else:
+            kind, words = typing.get_args(hints[control.name])
+            yield control.name, kind, words, control.default
+
+
+def _of(settings: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
+    hints = typing.get_type_hints(settings, include_extras=True)
+    for control in fields(settings):
+        kind, words = typing.get_args(hints[control.name])
+        yield prefix + control.name, kind, words, control.default
