@@ -133,7 +133,9 @@ def picture(root: Path) -> dict[str, str]:
             continue
         if any(part.startswith(DRAFT) for part in path.relative_to(root).parts):
             continue
-        found[name] = hashlib.sha256(_content(path)).hexdigest()
+        # Records name the folder of their model.
+        content = _content(path).replace(str(root).encode(), b"ROOT")
+        found[name] = hashlib.sha256(content).hexdigest()
     return found
 
 

@@ -24,13 +24,12 @@ from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import UserError
 from convergeflow.files import DRAFT, file_hash, read_json, sync, write_json
 
-_PIECE = 1 << 24  # tokens that are counted at once
-
 OWN_FILES = {
     *(f"{split}.bin" for split in SPLITS),
     *("manifest.json", SETTINGS_FILE, "unigram.npy", "tokenizer.json", "tokenizer_config.json", "progress.json"),
 }
 """What a corpus folder holds, and nothing else."""
+_PIECE = 1 << 24  # tokens that are counted at once
 
 
 def token_type(size: int) -> np.dtype[Any]:
@@ -48,13 +47,13 @@ def is_done(folder: Path, key: str) -> bool:
 
 
 class Done(TypedDict):
-    """How far a corpus is: tokens and bytes of text that are written, where in the source to go on, what it is."""
+    """How far a corpus is: tokens and bytes of text written, and where in the source to go on."""
 
     train: Count
     heldout: Count
     train_bytes: Count
     heldout_bytes: Count
-    place: NotRequired[list[Count]]
+    place: NotRequired[list[Any]]
     facts: NotRequired[dict[str, Any]]
     rule: NotRequired[StrictStr]
 
@@ -78,26 +77,27 @@ class Unfinished:
         if is_done(self.folder, key):
             return  # killed before its last step
         note = self.folder / "progress.json"
-        if os.path.lexists(self.folder) and not (self.folder.is_dir() and self._is_ours(note)):
+        if os.path.lexists(self.folder) and not self._is_ours(note):
             raise UserError(f"{self.folder} is in the way and not left by `prepare`: move it, or choose another folder")
-        if note.is_file():
-            noted = read_json(note, ProgressNote)
-            if noted["key"] == key and (self.folder / "tokenizer.json").is_file():
-                self.done = dict(noted["done"])
-                self.tokenizer = Tokenizer.load(self.folder)
-                return
+        noted = read_json(note, ProgressNote) if note.is_file() else {}
+        if noted.get("key") == key and (self.folder / "tokenizer.json").is_file():
+            self.done = noted["done"]
+            self.tokenizer = Tokenizer.load(self.folder)
+            return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         write_json(note, {"key": key, "done": self.done})  # from now on the folder is known as ours
 
     def _is_ours(self, note: Path) -> bool:
         """Whether the folder is one that an earlier run left, at whatever moment it was stopped."""
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            return False
         names = {file.name for file in self.folder.iterdir() if not file.name.startswith(DRAFT)}
         try:
             read_json(note, ProgressNote)
-        except (OSError, UserError):
-            return not note.exists() and not names
-        return not self.folder.is_symlink() and names <= OWN_FILES
+        except UserError:
+            return not names or (not note.exists() and SETTINGS_FILE in names and names <= OWN_FILES)
+        return names <= OWN_FILES
 
     @property
     def finished(self) -> bool:
@@ -225,22 +225,20 @@ class Unfinished:
         for file in ("train.bin", "heldout.bin", "unigram.npy", "tokenizer.json"):
             report(f"hashing {file}", 0, None)
             hashes[file] = file_hash(self.folder / file)
-        manifest = {**manifest, "sha256": hashes}
-        # The settings make the folder a corpus that is done, so they come last.
-        write_json(self.folder / "manifest.json", manifest)
-        write_json(self.folder / SETTINGS_FILE, {"key": self.key, "fingerprint": fingerprint(manifest)})
-        for path in (*self.folder.iterdir(), self.folder):
+        # `settings.json` makes the folder a corpus that is done, so it comes last.
+        whole = {**manifest, "sha256": hashes}
+        write_json(self.folder / "manifest.json", whole)
+        for path in self.folder.iterdir():
             sync(path)
+        write_json(self.folder / SETTINGS_FILE, {"key": self.key, "fingerprint": fingerprint(whole)})
 
     def take_place(self) -> None:
         """Become the target."""
-        for leftover in self.folder.glob(f"{DRAFT}*"):
+        for leftover in (self.folder / "progress.json", *self.folder.glob(f"{DRAFT}*")):
             leftover.unlink(missing_ok=True)
         if self.target.exists():
             shutil.rmtree(self.target)
         self.folder.rename(self.target)
-        (self.target / "progress.json").unlink(missing_ok=True)  # last: until then the folder is known as ours
-        sync(self.target)
         sync(self.target.parent)
 
 

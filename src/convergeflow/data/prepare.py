@@ -255,7 +255,7 @@ class _Stories:
         if needed > free:
             raise UserError(
                 f"{self.num_train:,} sequences of {work.length:,} tokens need {needed / 1e9:,.1f} GB on the disk, and "
-                f" {free / 1e9:,.1f} GB are free: lower `blocks`"
+                f"{free / 1e9:,.1f} GB are free: lower `blocks`"
             )
         work.start(stories_tokenizer())
         for split, num in (("train", self.num_train), ("heldout", self.num_heldout)):

@@ -43,7 +43,7 @@ class ManifestEntry(TypedDict):
     sha256: StrictStr
 
 
-class Manifest(TypedDict):
+class CheckpointManifest(TypedDict):
     """The files of a folder; `sha256` is of all the rest."""
 
     files: dict[str, ManifestEntry]
@@ -80,7 +80,7 @@ def seal(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Refuse a folder that is not exactly what was written."""
     try:
-        manifest = files.read_json(folder / MANIFEST, Manifest)
+        manifest = files.read_json(folder / MANIFEST, CheckpointManifest)
         listed, own = manifest["files"], manifest["sha256"]
     except (OSError, UserError):
         raise BrokenCheckpoint(f"{folder} has no readable {MANIFEST}") from None

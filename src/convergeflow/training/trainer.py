@@ -383,7 +383,8 @@ class Trainer:
         self.moments = read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
         if self.accelerator.is_main_process:
-            checkpoint.remove_older(self.setup.out, state["step"], keep=self.config.keep)
+            config = self.config
+            checkpoint.remove_older(self.setup.out, state["step"], keep=config.keep, keep_every=config.keep_every)
         self.setup.reporter.note(f"resuming from {folder}")
         return state["step"], {"keep_bytes": state["journal_bytes"], "keep_sha256": state.get("journal_sha256")}
 
