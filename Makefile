@@ -8,9 +8,11 @@ STAMP  := $(VENV)/.installed
 # Two test processes with one thread each: the suite is made of many small jobs.
 JOBS   ?= 2
 PYTEST_FLAGS ?=
+# Which trials `make faults` draws.
+SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint bench rehearsal clean
+.PHONY: help setup demo serve test faults lint bench rehearsal clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -37,6 +39,10 @@ serve: $(STAMP) ## the shipped models on http://127.0.0.1:8000, with the page th
 
 test: $(STAMP) ## the whole test suite
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
+
+faults: $(STAMP) ## kill, starve, double, flip and fuzz every command for an hour or two, and print a table
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/campaign.py --size full --seed $(SEED)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/fuzz.py --examples 1000 --seed $(SEED)
 
 lint: $(STAMP) ## style (ruff) and types (mypy)
 	$(BIN)/ruff check src tests

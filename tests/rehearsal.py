@@ -284,15 +284,15 @@ def _reproduce(path: Rehearsal) -> None:
     out = path.folder / "reproduction"
     grids, objectives = (r"reproduce all", "reproduce grids"), (r"reproduce all", "reproduce objectives")
     launch = path.start("reproduce", grids)
-    path.wait_for(lambda: len(list(out.glob("samples/*.json"))) >= 4, launch, what="four parts of points")
-    path.kill(launch, f"the launch after {len(list(out.glob('samples/*.npz')))} parts")
+    path.wait_for(lambda: len(list(out.glob("samples/[!.]*.json"))) >= 4, launch, what="four parts of points")
+    path.kill(launch, f"the launch after {len(list(out.glob('samples/[!.]*.npz')))} parts")
     # A part is whole when the facts about it, which are written last, are there too.
-    whole = [part for part in out.glob("samples/*.npz") if part.with_suffix(".json").is_file()]
+    whole = [part for part in out.glob("samples/[!.]*.npz") if part.with_suffix(".json").is_file()]
     before = {part.name: part.stat().st_mtime_ns for part in whole}
     path.run("reproduce", grids)
-    after = {part.name: part.stat().st_mtime_ns for part in out.glob("samples/*.npz")}
+    after = {part.name: part.stat().st_mtime_ns for part in out.glob("samples/[!.]*.npz")}
     path.check(all(after[name] == at for name, at in before.items()), "no part was made twice")
-    records = [json.loads(file.read_text()) for file in out.glob("records/samples/*.json")]
+    records = [json.loads(file.read_text()) for file in out.glob("records/samples/[!.]*.json")]
     parts = sum(1 for _ in _parts(records))
     path.check(len(records) == 6 and len(after) == parts, f"no point was lost: {len(records)} points, {parts} parts")
     path.run("reproduce", objectives)

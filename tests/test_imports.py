@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "convergeflow"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "randomness", "device", "files", "plugins", "data"}
+LEAVES = {"errors", "markup", "randomness", "device", "files", "plugins", "data"}
 CORE = LEAVES | {"flow", "model"}
 METHOD = CORE | {"objective", "sampling"}
 SYSTEMS = METHOD | {"systems"}
@@ -23,11 +23,12 @@ LEARNED = SYSTEMS | {"training", "zoo"}
 MEASURED = LEARNED | {"evaluation", "results"}
 MAY_IMPORT = {
     "errors": set(),
+    "markup": set(),
     "randomness": {"errors"},
     "device": {"errors"},
     "files": {"errors"},
     "plugins": {"errors"},
-    "data": {"errors", "randomness", "files", "plugins"},
+    "data": {"errors", "randomness", "files", "plugins", "markup"},
     "flow": {"errors", "randomness", "plugins"},
     "model": LEAVES | {"flow"},
     "objective": CORE,

@@ -22,8 +22,8 @@ import pytest
 
 from convergeflow.data import encoders, packing
 from convergeflow.data import prepare as room
-from convergeflow.data.encoders import Encoders, Text, pack
-from convergeflow.data.packing import Work
+from convergeflow.data.encoders import Encoders, Passage, pack
+from convergeflow.data.packing import Unfinished
 from convergeflow.data.prepare import prepare
 from convergeflow.data.tokenizer import byte_tokenizer, stories_tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -85,7 +85,7 @@ def test_order_is_kept_and_what_came_along_comes_back(tmp_path: Path, monkeypatc
     tokenizer, dtype = byte_tokenizer(), np.dtype("<u2")
     tokenizer.save(tmp_path)
     # Long and short ones in turn, so that later batches are done first.
-    batches = [([Text("ab" * (5000 if n % 3 else 1) + str(n), "train", n % 2 == 0)], n) for n in range(40)]
+    batches = [([Passage("ab" * (5000 if n % 3 else 1) + str(n), "train", n % 2 == 0)], n) for n in range(40)]
     with Encoders(tmp_path, tokenizer, dtype, 3) as pool:
         found = list(pool.packed(batches))
     assert found == [(pack(tokenizer, dtype, batch), n) for batch, n in batches]
@@ -96,7 +96,7 @@ def test_a_mistake_in_a_worker_is_the_users_line(tmp_path: Path, monkeypatch: py
     tokenizer = stories_tokenizer()
     tokenizer.save(tmp_path)
     with Encoders(tmp_path, tokenizer, np.dtype("<u2"), 2) as pool, pytest.raises(UserError, match="'zzyzx' is not in"):
-        list(pool.packed([([Text("zzyzx", "train", True)], None)]))
+        list(pool.packed([([Passage("zzyzx", "train", True)], None)]))
 
 
 def test_a_worker_that_dies_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_worker_that_dies_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
 
     def batches() -> Any:
         for number in range(50):
-            yield [Text("abc", "train", True)], number
+            yield [Passage("abc", "train", True)], number
             for child in psutil.Process().children():
                 child.kill()
 
@@ -193,19 +193,19 @@ def test_killed_at_every_change_of_the_disk_it_ends_in_the_same_bytes(
 
             return act
 
-        def keep_all(work: Work, *, resumable: bool) -> None:
+        def keep_all(work: Unfinished, *, resumable: bool) -> None:
             """A kill cleans nothing up; what was written may have come to the disk."""
             for stream in work._streams.values():
                 if not stream.closed:
                     stream.flush()
 
         with monkeypatch.context() as patched:
-            patched.setattr(Work, "leave", keep_all)
+            patched.setattr(Unfinished, "leave", keep_all)
             patched.setattr(packing, "write_json", counted(packing.write_json))
             patched.setattr(np, "save", counted(np.save))
             patched.setattr(Path, "rename", counted(Path.rename))
             patched.setattr(Path, "unlink", counted(Path.unlink))
-            patched.setattr(Work, "append_bytes", counted(Work.append_bytes))
+            patched.setattr(Unfinished, "append_bytes", counted(Unfinished.append_bytes))
             prepare(tmp_path / "a.txt", target, **options)
 
     for change in range(1, 100):

@@ -236,16 +236,16 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
 
 def test_a_full_disk_leaves_a_run_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = packing.Work.append
+    real = packing.Unfinished.append
     calls = []
 
-    def full(work: packing.Work, split: str, ids: np.ndarray) -> None:
+    def full(work: packing.Unfinished, split: str, ids: np.ndarray) -> None:
         calls.append(split)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device", str(work.folder))
         real(work, split, ids)
 
-    monkeypatch.setattr(packing.Work, "append", full)
+    monkeypatch.setattr(packing.Unfinished, "append", full)
     settings: dict[str, Any] = {"length": 16, "blocks": 20, "heldout_blocks": 5}
     with pytest.raises(OSError, match="No space left"):
         prepare("stories", tmp_path / "out", **settings)

@@ -47,7 +47,7 @@ def test_processes_together_write_the_same_file(tmp_path: Path, world: int) -> N
     expected, path = whole(tmp_path), tmp_path / "many.jsonl"
     for rank in range(world):
         sample_file.collect(path, SEEDS, 4, make, "m", rank=rank, world=world)
-    sample_file.merge(path, SEEDS, world)
+    sample_file.merge(path, SEEDS)
     assert path.read_bytes() == expected
     assert [file.name for file in tmp_path.glob("many*")] == ["many.jsonl"]
 
@@ -55,7 +55,7 @@ def test_processes_together_write_the_same_file(tmp_path: Path, world: int) -> N
 def test_merging_too_early_is_refused(tmp_path: Path) -> None:
     sample_file.collect(tmp_path / "many.jsonl", SEEDS, 4, make, "m", rank=0, world=2)
     with pytest.raises(UserError, match="missing"):
-        sample_file.merge(tmp_path / "many.jsonl", SEEDS, 2)
+        sample_file.merge(tmp_path / "many.jsonl", SEEDS)
 
 
 def test_files_of_other_runs_are_not_touched(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from convergeflow import files
+
 TIMES = ("seconds", "seconds_per_call", "seconds_per_step")
 LEFT_OUT = ("gemm",)
 
@@ -41,5 +43,6 @@ def draw(record: dict[str, Any], target: Path) -> None:
         axis.legend(fontsize=7)
     figure.suptitle(f"{record['what']}, {record['name']} size, {record['machine']['processor']}", fontsize=9)
     figure.tight_layout()
-    figure.savefig(target, dpi=110)
+    with files.replacing(target) as draft:
+        figure.savefig(draft, dpi=110)
     pyplot.close(figure)

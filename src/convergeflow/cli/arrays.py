@@ -13,13 +13,14 @@ from convergeflow.errors import UserError
 def read_array(path: Path) -> np.ndarray[Any, Any]:
     """A finite float array from a .npy file."""
     if not path.is_file():
-        raise UserError(f"{path} does not exist: give a .npy file")
+        raise UserError(f"{path} does not exist or is no plain file: give a .npy file")
     try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError):
+        # Mapped first: a header may claim any size, and what is mapped must be there.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception:  # numpy reads the header as Python and lets every way to fail at that through
         raise UserError(f"{path} is not a plain .npy array (save it with numpy.save)") from None
-    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.number):
-        raise UserError(f"{path} must hold one array of numbers")
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
+        raise UserError(f"{path} must hold one array of real numbers")
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise UserError(f"{path} holds values that are not finite")

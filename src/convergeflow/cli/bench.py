@@ -19,6 +19,7 @@ import typer
 from convergeflow.cli.console import note, print_json, print_table
 from convergeflow.cli.options import Device, Json
 from convergeflow.errors import UserError
+from convergeflow.files import write_text
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -194,9 +195,8 @@ def _deliver(
 ) -> None:
     record = {"what": what, "name": size, **record}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         file = out / f"{what}-{size}.json"
-        file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(record, indent=2) + "\n")
         if picture:
             from convergeflow.benchmarks.picture import draw
 

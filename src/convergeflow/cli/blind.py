@@ -47,7 +47,7 @@ def blind(
     if real is not None:
         sources["real"], facts["real"] = study.real(real, num)
     entries = study.shuffled(sources, num, seed)
-    facts["command"] = f"`{command_line()}`"
+    facts["command"] = command_line()
     writer.write_text(out / "blind.md", study.page(entries, title))
     writer.write_text(out / "key.md", study.key_page(entries, title, facts))
     note(f"wrote {len(entries)} texts to {out / 'blind.md'} and their sources to {out / 'key.md'}")

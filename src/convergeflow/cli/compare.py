@@ -82,6 +82,7 @@ def compare(
     from convergeflow.training.build import open_corpus
     from convergeflow.training.config import resolve
 
+    options.check_draws(bound)
     base = resolve(corpus, list(changes or ()))
     budgets = _numbers(nfe)
     base = base if steps is None else on_budget(base, steps)

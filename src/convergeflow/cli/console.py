@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from convergeflow.markup import in_json, printable
+
 BYTES = "(bytes)"
 """How the description of a bar ends that counts bytes."""
 LOG_EVERY = 60.0
@@ -35,22 +37,27 @@ def watched() -> bool:
 def note(message: str) -> None:
     """One line about what is going on, on stderr."""
     if not quiet():
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
     """One line about something the user should know, on stderr."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def command_line() -> str:
     """The command as it was given, for records."""
-    return "convergeflow " + shlex.join(sys.argv[1:])
+    return hint(*sys.argv[1:])
+
+
+def hint(*words: object) -> str:
+    """A command for people to copy: every word is quoted where a shell would read it as something else."""
+    return shlex.join(["convergeflow", *map(str, words)])
 
 
 def print_json(value: Any) -> None:
     """A result for machines, on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(in_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 class Bar:
@@ -157,7 +164,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any] | Mapping[s
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(line, widths, numeric, strict=True)
         ]
-        print("  ".join(padded).rstrip())
+        print(printable("  ".join(padded).rstrip()))
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, progress, stages
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
+from convergeflow.markup import printable
 
 if TYPE_CHECKING:
     from convergeflow.evaluation.reference import Reference
@@ -71,7 +72,8 @@ def evaluate(
     from convergeflow.results.record import make, render
 
     chosen = protocols_named(protocol)
-    options.check_folders(out, keep)
+    options.check_files(out, keep)
+    options.check_draws(bound)
     loaded: LanguageModel | None = None
     if samples is not None:
         _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound, weights=weights)
@@ -107,7 +109,7 @@ def evaluate(
     if out is not None:
         files.write_json(out, result)
         note(f"record: {out}")
-    print_json(result) if json else print(render(result))
+    print_json(result) if json else print(printable(render(result)))
 
 
 def _indexed(reference: Reference) -> Reference:

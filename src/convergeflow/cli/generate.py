@@ -17,6 +17,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import note, print_json, progress, watched
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
+from convergeflow.markup import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel, Samples
 
 GAP = "___"
+MOST_NOISE = 1e3
+"""Starting noise beyond this overflows on its way."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class _Job:
     """Samples per network call."""
     start: Tensor | None
     """Starting noise in place of the seeds'."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings by which samples of this job are told from others in a file."""
+        from convergeflow.results.sample_file import asked_of
+
+        return asked_of(self.loaded, self.arguments, self.length)
 
     @cached_property
     def plans(self) -> list[Plan]:
@@ -127,7 +137,9 @@ def generate(
       convergeflow generate --num 2 --nfe 128 --grid closing --replay out.html
       convergeflow generate --prompt "Once there was a"
     """
-    options.check_folders(out, logits, replay)
+    from convergeflow.results.cost import check_request
+
+    options.check_files(out, logits, replay)
     rank, world, wait = _processes()
     streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
@@ -144,6 +156,8 @@ def generate(
     if "settings" not in arguments and (noise or logits or trace):
         raise UserError(f"`noise`, `logits` and `trace` are for flows with settings, not {loaded.method}")
     size = batch or min(num, loaded.batch_size(length))
+    check_request(loaded, num, length, size, out if streams else None)
+    name += _mark(known.get("clamp"))
     job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start)
     if rank == 0:
         note(job.in_words(model))
@@ -173,28 +187,45 @@ def _known(
     loaded: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None
 ) -> tuple[int, dict[str, Any]]:
     """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
+    from convergeflow.results.cost import check_length, longest
     from convergeflow.systems.prompt import followed_by_unknown, known_text
 
-    clamp = known_text(loaded.tokenizer, prompt, infill, gap)
+    clamp = known_text(loaded.tokenizer, prompt, infill, gap, longest(loaded))
     if clamp is None:
         return length or loaded.config.length, {}
     length = length or max(loaded.config.length, len(clamp.tokens))
+    check_length(loaded, length)
     return length, {"clamp": followed_by_unknown(clamp, length)}
+
+
+def _mark(clamp: Any) -> str:
+    """What tells samples with these known tokens from samples with others."""
+    if clamp is None:
+        return ""
+    import hashlib
+
+    known = repr((clamp.tokens.tolist(), clamp.known.tolist()))
+    return f"+known:{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
 def _stream(job: _Job, out: Path, rank: int, world: int, wait: Any) -> None:
     """Into a file, batch by batch; several processes share the work."""
+    from convergeflow.files import only_writer
     from convergeflow.results import sample_file
 
     began = time.perf_counter()
-    with progress("generating", len(job.seeds)) as bar:
+    with ExitStack() as stack:
+        if rank == 0:
+            stack.enter_context(only_writer(out, str(out)))
+        wait()  # nobody writes before the first process holds the file
+        bar = stack.enter_context(progress("generating", len(job.seeds)))
         made = sample_file.collect(
-            out, job.seeds, job.size, job.make, job.name, rank=rank, world=world, on_batch=bar.advance
+            out, job.seeds, job.size, job.make, job.name, asked=job.asked, rank=rank, world=world, on_batch=bar.advance
         )
-    wait()
+        wait()
+        if rank == 0 and world > 1:
+            sample_file.merge(out, job.seeds)
     if rank == 0:
-        if world > 1:
-            sample_file.merge(out, job.seeds, world)
         seconds = time.perf_counter() - began
         note(f"{out}: {len(job.seeds)} samples ({made} made by this process, {seconds:.1f} s)")
 
@@ -210,9 +241,12 @@ def _show(
     as_json: bool,
 ) -> None:
     """On the screen, with what else was asked for."""
+    from convergeflow import files
     from convergeflow.results import sample_file
     from convergeflow.results.trace import Trace
 
+    if out is not None:
+        sample_file.found(out, job.seeds, job.name, job.asked)  # refused before the work, not after it
     recorder = None if trace is None and replay is None else Trace()
     began = time.perf_counter()
     with ExitStack() as stack:
@@ -226,9 +260,12 @@ def _show(
     if logits is not None:
         import numpy as np
 
-        np.save(logits, samples.extras["logits"].numpy())
+        # Into an open file: given a name, numpy may add an ending of its own to it.
+        with files.replacing(logits) as draft, open(draft, "wb") as target:
+            np.save(target, samples.extras["logits"].numpy())
     if out is not None:
-        sample_file.collect(out, job.seeds, len(job.seeds), lambda group: samples, job.name)
+        with files.only_writer(out, str(out)):
+            sample_file.collect(out, job.seeds, len(job.seeds), lambda group: samples, job.name, asked=job.asked)
         note(f"{out}: {len(job.seeds)} samples")
     agreements = _agreements(samples)
     if as_json:
@@ -236,7 +273,7 @@ def _show(
         print_json({"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)})
         return
     for i, ids in enumerate(samples.ids.tolist()):
-        text = " ".join(map(str, ids)) if samples.texts is None else samples.texts[i]
+        text = " ".join(map(str, ids)) if samples.texts is None else printable(samples.texts[i])
         sys.stdout.write(f"--- seed {samples.seeds[i]}\n{text}\n")
     calls, settings = f"{samples.nfe} network calls each", job.arguments.get("settings")
     if settings is not None and settings.freeze is not None:
@@ -300,14 +337,16 @@ def _read_noise(path: Path) -> tuple[Any, str]:
     array = read_array(path)
     if array.ndim != 3 or 0 in array.shape:
         raise UserError(f"{path} must have three axes (samples x length x width), not shape {array.shape}")
+    if abs(array).max() > MOST_NOISE:
+        raise UserError(f"{path} holds values beyond {MOST_NOISE:g}: starting noise has a standard deviation of 1")
     return torch.from_numpy(array), hashlib.sha256(array.tobytes()).hexdigest()[:8]
 
 
 def _processes() -> tuple[int, int, Any]:
     """Rank, number of processes and a barrier, as set up by `accelerate launch`."""
-    import os
+    from convergeflow.cli.processes import number_of_processes
 
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if number_of_processes() == 1:
         return 0, 1, lambda: None
     from accelerate import PartialState
 

@@ -10,6 +10,7 @@ import typer
 from convergeflow.cli.console import note, print_json
 from convergeflow.errors import UserError
 from convergeflow.files import replacing_folder
+from convergeflow.markup import in_page
 
 if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
@@ -50,11 +51,11 @@ def write(model: LanguageModel, out: Path, source: str, origin: str, as_json: bo
     size = {name: getattr(model.config, name) for name in ("vocabulary", "width", "depth", "heads", "length")}
     in_words = "vocabulary {vocabulary}, width {width}, {depth} layers, {heads} heads, length {length}".format(**size)
     schedule = getattr(model.config, "schedule", None)
-    timed = "" if schedule is None else f"; schedule {schedule}"
+    timed = "" if schedule is None else f"; schedule {in_page(str(schedule))}"
     with replacing_folder(out) as draft:
         model.save_pretrained(draft)
-        card = f"Imported from: {origin}.\n\nIt has {in_words}{timed}. Not trained or evaluated here."
-        (draft / "card.md").write_text(f"# {out.name}\n\n{card}\n", encoding="utf-8")
+        card = f"Imported from: {in_page(origin)}.\n\nIt has {in_words}{timed}. Not trained or evaluated here."
+        (draft / "card.md").write_text(f"# {in_page(out.name)}\n\n{card}\n", encoding="utf-8")
     parameters, has_tokenizer = sum(p.numel() for p in model.parameters()), model.tokenizer is not None
     if as_json:
         record = {"source": source, "out": str(out), "method": model.method, **size, "schedule": schedule}

@@ -10,6 +10,7 @@ import typer
 
 from convergeflow.cli import options
 from convergeflow.cli.console import print_json
+from convergeflow.markup import printable
 
 
 def inspect(
@@ -27,6 +28,7 @@ def inspect(
     if plot is not None:
         from convergeflow.training.curve import draw_curve
 
+        options.check_files(plot)
         draw_curve(Path(what), plot)
     if Path(what).is_file():
         _inspect_file(Path(what), json)
@@ -37,20 +39,19 @@ def inspect(
         return
     for key, value in report.items():
         shown = ", ".join(f"{k} {_short(v)}" for k, v in value.items()) if isinstance(value, dict) else _short(value)
-        print(f"{key.replace('_', ' '):<28}{shown}")
+        print(printable(f"{key.replace('_', ' '):<28}{shown}"))
 
 
 def _inspect_file(path: Path, as_json: bool) -> None:
-    from json import loads
-
     from convergeflow.errors import UserError
+    from convergeflow.files import read_json
     from convergeflow.results.record import render
 
     try:
-        record = loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError):
+        record = read_json(path)
+    except UserError:
         raise UserError(f"{path} is not a JSON record; to look at a model give its folder") from None
-    print_json(record) if as_json else print(render(record))
+    print_json(record) if as_json else print(printable(render(record)))
 
 
 def model_report(name: str) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from typing import Any
 import typer
 
 from convergeflow import __version__
+from convergeflow.cli.processes import lost_process, number_of_processes
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.markup import printable
 
 COMMANDS = (
     "fetch",
@@ -46,11 +48,6 @@ MORE_MEMORY = {
     "prepare": "give --documents a smaller number",
 }
 """What helps a command that runs out of memory, where it is not --batch."""
-
-OTHERS = (
-    "another process of this launch ended or cannot be reached: look for the first error of all, then give the command "
-    "again (train: with --resume)"
-)
 
 PLAIN: dict[str, Any] = {
     "rich_markup_mode": None,  # plain text: the same help on a screen, in a pipe and in the documentation
@@ -157,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     application = build()
     try:
+        number_of_processes()
         code = application.main(words, prog_name="convergeflow", standalone_mode=False)
         if code == 130:  # how typer reports Ctrl-C
             return _fail("stopped", 130)
@@ -172,34 +170,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         message = _with_flags(_describe_failure(failure), _named(application, words))
         return _fail(message, 2 if isinstance(failure, UserError) else 1)
-    except Exception as failure:
-        if _is_about_memory(failure):
-            if debug:
-                traceback.print_exc()
-            fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
-            return _fail(f"too little memory: {fix} ({_one_line(str(failure))[:160]})", 2)
-        if _is_about_the_others(failure) and not debug:
-            return _fail(OTHERS, 1)
+    except BaseException as failure:
+        # A panic inside a library of compiled code is no `Exception`, though nothing else deserves that.
+        if not isinstance(failure, Exception) and type(failure).__name__ != "PanicException":
+            raise
         if debug:
             traceback.print_exc()
-            return _fail(f"internal error: {_one_line(repr(failure))}", 1)
-        return _fail(f"internal error: {_one_line(repr(failure))} (run with --debug for the traceback)", 1)
-
-
-def _is_about_memory(failure: Exception) -> bool:
-    """PyTorch has a kind of error for accelerators, and only words for a CPU."""
-    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(failure).__mro__)
-    return named or isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
-
-
-def _is_about_the_others(failure: Exception) -> bool:
-    """What the libraries behind a launch of several processes say when one of those is gone."""
-    said = f"{type(failure).__name__} {failure}".lower()
-    return any(word in said for word in ("gloo/transport", "nccl", "processgroup", "distbackenderror"))
+        return _fail(*_describe_unforeseen(failure, words, debug))
 
 
 def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
+    message = printable(message)
     print(f"error: {message}" if code != 130 else message, file=sys.stderr, flush=True)
     return code
 
@@ -212,6 +194,23 @@ def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.strerror and failure.filename is not None:
         return f"{failure.strerror.lower()}: {failure.filename}"
     return _one_line(str(failure)) or type(failure).__name__
+
+
+def _describe_unforeseen(failure: BaseException, words: Sequence[str], debug: bool) -> tuple[str, int]:
+    """What nobody checked for, and its exit code: memory and lost processes have a reason that we can name."""
+    said = _one_line(str(failure))
+    if lost_process(failure):
+        return (
+            "another process of this command ended or cannot be reached, so this one stops too; the other's last line "
+            "says why. Start all of them again with the same command (`train` goes on with --resume)"
+        ), 1
+    # PyTorch has a kind of error for accelerators, and only words for a CPU.
+    named = any(kind.__name__ in ("OutOfMemoryError", "MemoryError") for kind in type(failure).__mro__)
+    if named or re.search(r"out of memory|can't allocate memory|not enough memory", said):
+        fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
+        return f"too little memory: {fix} ({said[:160]})", 2
+    more = "" if debug else " (run with --debug for the traceback)"
+    return f"internal error: {_one_line(repr(failure))[:500]}{more}", 1
 
 
 def _named(application: Any, words: Sequence[str]) -> Any:

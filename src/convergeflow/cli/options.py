@@ -8,6 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from convergeflow.errors import UserError
+from convergeflow.files import check_writable
+
+MOST_DRAWS = 10_000
+"""Draws per text of a likelihood bound; its standard error over texts stops falling far below."""
 
 MODEL = "A shipped model, a checkpoint folder or a training run."
 
@@ -60,8 +64,17 @@ Weights = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def check_folders(*files: Path | None) -> None:
-    """Refuse files in folders that do not exist, before any work is done."""
+def check_files(*files: Path | None) -> None:
+    """Refuse files in folders that do not exist, and what is no plain file, before any work is done."""
     for file in files:
-        if file is not None and not file.parent.exists():
+        if file is None:
+            continue
+        if not file.parent.is_dir():
             raise UserError(f"the folder {file.parent} does not exist: make it first")
+        check_writable(file)
+
+
+def check_draws(bound: int) -> None:
+    """Refuse a number of draws that would never end."""
+    if bound > MOST_DRAWS:
+        raise UserError(f"`bound` must be at most {MOST_DRAWS:,} draws of every text, not {bound:,}")

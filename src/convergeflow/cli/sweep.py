@@ -13,6 +13,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import unknown_name
+from convergeflow.markup import printable
 
 if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
@@ -56,6 +57,7 @@ def sweep(
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import find_reference
+    from convergeflow.results.cost import check_request
     from convergeflow.results.draw import Measurer, origin
     from convergeflow.results.record import render
     from convergeflow.results.store import Store
@@ -67,6 +69,7 @@ def sweep(
     own = parse_knobs(knobs)
     points = study.plan(loaded, control, values, by, lambda changes: _arguments(loaded, sampling, own, changes))
     length = length or loaded.config.length
+    check_request(loaded, num, length, batch or 1)
     assessor = assessor_for(
         find_reference(corpus, loaded.tokenizer, num, length, note), scorer, device=device, say=note
     )
@@ -77,7 +80,7 @@ def sweep(
             measurer, loaded, points, about=origin(name, loaded), control=control, advance=bar.advance
         ).describe()
     note(f"wrote frontier.png, .svg, .csv, .json and report.html in {out}")
-    print_json(frontier) if json else print(render(frontier))
+    print_json(frontier) if json else print(printable(render(frontier)))
 
 
 def _arguments(

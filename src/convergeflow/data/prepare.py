@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +21,15 @@ from filelock import FileLock
 
 from convergeflow.data import CORPORA
 from convergeflow.data.corpus import FORMAT, SPLITS, Corpus
-from convergeflow.data.encoders import Encoders, Text
+from convergeflow.data.encoders import Encoders, Passage
 from convergeflow.data.flat import Flat, find_flat
 from convergeflow.data.hub import Hub
-from convergeflow.data.packing import Work, is_done
+from convergeflow.data.packing import OWN_FILES, Unfinished, is_done
 from convergeflow.data.sources import START, Files, Place, Progress, Restartable, find_files, restartable
 from convergeflow.data.stories import stories_law
 from convergeflow.data.tokenizer import KINDS, LEARNED, Tokenizer, build, stories_tokenizer
 from convergeflow.errors import UserError, unknown_name
-from convergeflow.files import cache_folder
+from convergeflow.files import DRAFT, cache_folder
 from convergeflow.randomness import derive_seed
 
 DEFAULT_LENGTH = 64
@@ -118,7 +119,7 @@ class _Content(Protocol):
     def size(self) -> int | None:
         """Bytes of text to encode; None where that is not known."""
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         """Make the corpus, from where an earlier run was stopped."""
 
 
@@ -155,9 +156,8 @@ def _prepared(content: _Content, length: int, folder: Path, key: str, overwrite:
     with _only_one(folder):
         if is_done(folder, key):
             return Corpus.open(folder)
-        if folder.exists() and not overwrite and not (folder.is_dir() and not any(folder.iterdir())):
-            raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
-        work = Work(folder, key, length)
+        _check_place(folder, overwrite)
+        work = Unfinished(folder, key, length)
         try:
             if not work.finished:
                 content.write(work, report)
@@ -166,6 +166,21 @@ def _prepared(content: _Content, length: int, folder: Path, key: str, overwrite:
             raise
         work.take_place()
         return Corpus.open(folder)
+
+
+def _check_place(folder: Path, overwrite: bool) -> None:
+    """Refuse to write where something else is; `overwrite` is for another corpus, and for nothing but a corpus."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link: give the folder that it points to")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not overwrite:
+        raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    foreign = sorted(name for name in files - OWN_FILES if not name.startswith(DRAFT))
+    if not {"manifest.json", "train.bin"} <= files or foreign:
+        what = f"it holds {foreign[0]}" if foreign else "it has no manifest"
+        raise UserError(f"{folder} is not a corpus ({what}) and is not overwritten; choose another folder")
 
 
 def _only_one(folder: Path) -> FileLock:
@@ -234,8 +249,14 @@ class _Stories:
         """Bytes of text to read: none."""
         return 0
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         law, batch = stories_law(), 10_000
+        needed, free = (self.num_train + self.num_heldout) * work.length * 2, shutil.disk_usage(work.folder).free
+        if needed > free:
+            raise UserError(
+                f"{self.num_train:,} sequences of {work.length:,} tokens need {needed / 1e9:,.1f} GB on the disk, and "
+                f"{free / 1e9:,.1f} GB are free: lower `blocks`"
+            )
         work.start(stories_tokenizer())
         for split, num in (("train", self.num_train), ("heldout", self.num_heldout)):
             written = work.done[split] // work.length
@@ -283,7 +304,7 @@ class _Texts:
         """Bytes of text to read, or None."""
         return self.source.size()
 
-    def write(self, work: Work, report: Progress) -> None:
+    def write(self, work: Unfinished, report: Progress) -> None:
         source = self.source
         if work.tokenizer is None:
             facts = source.survey(report)
@@ -310,14 +331,14 @@ class _Texts:
         work.finish(source.name, source.describe(), source.split_rule(), packing, report)
 
 
-def _batches(source: Restartable, start: Place) -> Iterator[tuple[list[Text], tuple[Place, dict[str, int]]]]:
+def _batches(source: Restartable, start: Place) -> Iterator[tuple[list[Passage], tuple[Place, dict[str, int]]]]:
     """Texts to encode at once, with the place behind them and the bytes of text of each split."""
-    batch: list[Text] = []
+    batch: list[Passage] = []
     text_bytes = dict.fromkeys(SPLITS, 0)
     waiting, place = 0, start
     for document in source.documents(start):
         pieces = list(_pieces(document.text))
-        batch += [Text(piece, document.split, index == len(pieces)) for index, piece in enumerate(pieces, start=1)]
+        batch += [Passage(piece, document.split, index == len(pieces)) for index, piece in enumerate(pieces, start=1)]
         text_bytes[document.split] += len(document.text.encode())
         waiting += len(document.text)
         if document.after is not None:

@@ -258,6 +258,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
             files += inside
         elif not path.exists():
             raise UserError(f"no such file: {path}")
+        elif not path.is_file():
+            raise UserError(f"{path} is a pipe or a device, not a file; save the text in a file first")
         elif path.suffix.lower() not in SUFFIXES:
             raise UserError(f"{path} is not a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file; rename or convert it")
         else:
@@ -306,8 +308,12 @@ def _read_jsonl(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]
             where = f"{file}, line {number}"
             try:
                 row = json.loads(_utf8(raw, where)) if raw.strip() else ""
-            except json.JSONDecodeError as failure:
-                raise UserError(f"{where} is not JSON: {failure.msg}") from failure
+            except RecursionError:
+                raise UserError(f"{where} is nested too deeply") from None
+            except ValueError as failure:
+                if isinstance(failure, UserError):
+                    raise
+                raise UserError(f"{where} is not JSON: {' '.join(str(failure).split())[:120]}") from failure
             yield row if isinstance(row, str) else _field(row, field, where), read / size
 
 

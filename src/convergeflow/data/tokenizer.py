@@ -17,18 +17,42 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from pydantic import BaseModel, StrictStr
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from convergeflow.data.fetch import fetched
 from convergeflow.data.program import END_TOKEN
 from convergeflow.data.stories import BOYS, GIRLS, stories_law
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.files import MOST_JSON_BYTES, read_json, write_text
 
 KINDS = ("word", "word-byte", "bpe", "byte", "gpt2")
 LEARNED = tuple(kind for kind in KINDS if kind not in ("byte", "gpt2"))
 """Those that are learned from text, with as many tokens as one likes."""
+MOST_TOKENS = 1 << 22
+"""The largest vocabulary that is learned."""
 UNKNOWN = "<unknown>"
 GPT2_END = "<|endoftext|>"
+
+
+class EndToken(BaseModel):
+    """An end token as some projects write it."""
+
+    content: StrictStr
+
+
+class OwnFacts(BaseModel):
+    """What this package adds to a tokenizer_config.json."""
+
+    kind: StrictStr = "given"
+    capitals: list[StrictStr] = []
+
+
+class TokenizerConfig(BaseModel):
+    """What is read of a tokenizer_config.json; it holds more."""
+
+    eos_token: StrictStr | EndToken = GPT2_END
+    convergeflow: OwnFacts = OwnFacts()
 
 
 class Tokenizer:
@@ -110,8 +134,9 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             "convergeflow": {"kind": self.kind, "capitals": list(self.capitals)},
         }
-        (folder / "tokenizer.json").write_text(self._pipeline.to_str(pretty=True), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        # The second one last: where it is, both are whole.
+        write_text(folder / "tokenizer_config.json", json.dumps(config, indent=1))
+        write_text(folder / "tokenizer.json", self._pipeline.to_str(pretty=True))
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -120,18 +145,23 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"no tokenizer.json in {folder}")
+        if path.stat().st_size > MOST_JSON_BYTES:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes, too many for a tokenizer")
         try:
             pipeline = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as failure:
-            raise UserError(f"{path} is not a tokenizer: {failure}") from failure
-        config: dict[str, Any] = {}
-        if (folder / "tokenizer_config.json").is_file():
-            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        end = config.get("eos_token", GPT2_END)
-        if isinstance(end, dict):
-            end = end["content"]
-        ours = config.get("convergeflow", {})
-        return cls(pipeline, kind=ours.get("kind", "given"), end=end, capitals=ours.get("capitals", ()))
+        except BaseException as failure:
+            if not isinstance(failure, Exception) and type(failure).__name__ != "PanicException":
+                raise
+            raise UserError(f"{path} is not a tokenizer: {' '.join(str(failure).split())[:200]}") from None
+        config = TokenizerConfig()
+        beside = folder / "tokenizer_config.json"
+        if beside.is_file():
+            try:
+                config = TokenizerConfig.model_validate(read_json(beside, TokenizerConfig))
+            except UserError as wrong:
+                raise UserError(f"{wrong} (copy the tokenizer again)") from None
+        end = config.eos_token if isinstance(config.eos_token, str) else config.eos_token.content
+        return cls(pipeline, kind=config.convergeflow.kind, end=end, capitals=config.convergeflow.capitals)
 
 
 def stories_tokenizer() -> Tokenizer:
@@ -241,6 +271,8 @@ def _byte_symbols() -> dict[int, str]:
 
 def build(kind: str, texts: Iterator[str], size: int | None, default_size: int) -> Tokenizer:
     """The tokenizer a user names: one of KINDS, or a folder that holds one. `texts` are read only to learn from."""
+    if size is not None and size > MOST_TOKENS:
+        raise UserError(f"a vocabulary has at most {MOST_TOKENS:,} tokens here, not {size:,}")
     if kind == "word":
         return train_words(texts, size or default_size)
     if kind == "word-byte":

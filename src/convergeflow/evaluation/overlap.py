@@ -29,7 +29,7 @@ from convergeflow.files import cache_folder, replacing, write_json
 SMALL = 1 << 25
 """Tokens that are searched one by one."""
 BITS = 12
-"""Bits of the filter for each n-gram; f is then about 0.7 %."""
+"""Bits of the filter for each n-gram; f is then about 1.2 %."""
 
 LEAST_MEMORY = 1 << 28
 """Bytes of the filter that are made at once even where memory is short."""

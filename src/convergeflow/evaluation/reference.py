@@ -25,6 +25,8 @@ from convergeflow.randomness import derive_seed
 
 OVERLAP = 8
 """Words in a row that count as taken from the training text."""
+VERIFIED_BYTES = 1 << 30
+"""Larger files of a corpus are compared with their hashes when they are trained on, not whenever text is scored."""
 STATISTICS_BLOCKS = 4096
 """Blocks from which n-gram statistics of real text are taken, at most."""
 
@@ -65,6 +67,7 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
             f"samples of {length} tokens cannot be held against blocks of {corpus.length}: prepare the corpus with "
             f"`length` {length}"
         )
+    corpus.verify(largest=VERIFIED_BYTES)
     law = stories_law() if corpus.name == "stories" else None
     order = np.random.default_rng(derive_seed(0, "reference", corpus.fingerprint)).permutation(len(corpus.heldout))
     if len(order) < 2:

@@ -91,8 +91,8 @@ def allocate(
     A grid given as a tensor fixes the number of steps; the calls are then spread evenly, later points first served.
     With a corrector (Heun) the smallest plain budget is used that correcting the last steps completes exactly.
     """
-    if nfe < 1:
-        raise UserError(f"`nfe` must be at least 1, not {nfe}")
+    if not 1 <= nfe <= 100_000:
+        raise UserError(f"`nfe` must be at least 1 and at most 100,000, not {nfe}")
     if corrector:
         return _allocate_corrected(nfe, controls, schedule, grid)
     if not isinstance(grid, str):

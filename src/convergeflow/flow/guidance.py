@@ -12,7 +12,6 @@ near the data.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,11 +49,11 @@ class Controls:
     ug_schedule: Annotated[str, "Strength over time of `ug` alone: A, B or C."] = "A"
 
     def __post_init__(self) -> None:
-        if self.refine < 0:
-            raise UserError(f"`refine` must be 0 or more, not {self.refine}")
+        if not 0 <= self.refine <= 10_000:
+            raise UserError(f"`refine` must be 0 or more, at most 10,000, not {self.refine}")
         for name, value in (("scg", self.scg), ("ug", self.ug)):
-            if not math.isfinite(value) or value < 0:
-                raise UserError(f"`{name}` must be a finite number, 0 or more, not {value}")
+            if not 0 <= value <= 1e4:  # beyond it the state overflows
+                raise UserError(f"`{name}` must be a finite number from 0 to 10,000, not {value}")
         for configuration in (self.refine_schedule, self.scg_schedule, self.ug_schedule):
             if configuration not in CONFIGURATIONS:
                 raise unknown_name("guidance schedule", configuration, CONFIGURATIONS)

@@ -8,7 +8,6 @@ mis-shaped tensor is an error that names it. The noise schedule is read from the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field, StrictInt
 from torch import Tensor
 
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import check_type, read_json
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.systems.protocol import listing, misfits, read_tensors
@@ -67,22 +68,35 @@ _SIZES = {
 }
 
 
+class _Values(BaseModel):
+    """What is read of LangFlow's config.json; it holds more."""
+
+    vocab_size: StrictInt
+    hidden_size: StrictInt
+    cond_dim: StrictInt
+    n_blocks: StrictInt
+    n_heads: StrictInt
+    model_length: StrictInt = 1024
+    dropout: float = Field(0.1, ge=0, lt=1)
+    gumbel_cutoff: float = Field(CUTOFF, gt=0, lt=0.5)
+
+
 def load_langflow(source: str | Path, *, revision: str | None = None) -> ConvergeFlowModel:
     """The model of a LangFlow folder, or of a hub repository `owner/name` (which is downloaded)."""
     config_file, weights_file = _locate(str(source), revision)
-    values = _read_config(config_file)
     try:
-        sizes: dict[str, Any] = {ours: int(values[theirs]) for ours, theirs in _SIZES.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{config_file} is not a LangFlow configuration: {error!r} is missing or no number") from None
-    config = ConvergeFlowConfig(
-        **sizes,
-        length=int(values.get("model_length", 1024)),
-        dropout=float(values.get("dropout", 0.1)),
-        method="langflow",
-    )
-    cutoff = float(values.get("gumbel_cutoff", CUTOFF))
-    return model_from_weights(read_tensors(weights_file), config, str(source), cutoff=cutoff)
+        values = check_type(_read_config(config_file), _Values)
+        sizes = {ours: getattr(values, theirs) for ours, theirs in _SIZES.items()}
+        length, dropout = values.model_length, values.dropout
+        config = ConvergeFlowConfig(**sizes, length=length, dropout=dropout, method="langflow")
+    except UserError as error:
+        if str(config_file) in str(error):
+            raise
+        raise UserError(f"{config_file} is not a LangFlow configuration: {error}") from None
+    weights = read_tensors(weights_file)
+    if config.least_parameters() > 2 * sum(tensor.numel() for tensor in weights.values()):
+        raise UserError(f"{config_file}: its sizes do not belong to the weights beside it, which are far fewer")
+    return model_from_weights(weights, config, str(source), cutoff=values.gumbel_cutoff)
 
 
 def _locate(source: str, revision: str | None) -> tuple[Path, Path]:
@@ -112,11 +126,11 @@ def _locate(source: str, revision: str | None) -> tuple[Path, Path]:
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        config = read_json(file)
+    except UserError as error:
         raise UserError(f"{file} is not JSON: {error}") from None
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind is None or kind.lower() != "langflow":
+    if not isinstance(kind, str) or kind.lower() != "langflow":
         raise UserError(f"{file} describes model_type {kind!r}, not LangFlow; give a LangFlow checkpoint")
     # Each of these switches changes the function that the weights compute; ours has them all on.
     for switch in ("use_normalized_embedding", "self_conditioning", "use_bias"):

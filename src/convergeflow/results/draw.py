@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convergeflow import zoo
+from convergeflow import files, zoo
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
 from convergeflow.device import FULL
 from convergeflow.errors import UserError
@@ -19,6 +19,7 @@ from convergeflow.evaluation.assess import Assessor, SampleSet
 from convergeflow.evaluation.protocol import Protocol
 from convergeflow.evaluation.scorers import Advance, silent
 from convergeflow.results import record, sample_file
+from convergeflow.results.cost import check_request
 from convergeflow.results.store import Store, digest
 from convergeflow.sampling.integration import batches
 from convergeflow.systems.protocol import LanguageModel, Samples
@@ -48,12 +49,16 @@ def draw(
     """
     length = length or int(model.config.length)
     size = batch or min(len(seeds), model.batch_size(length))
+    check_request(model, len(seeds), length, size)
 
     def make(group: Sequence[int]) -> Samples:
         return model.sample(len(group), length, seeds=list(group), batch=size, **options)
 
     if keep is not None:
-        sample_file.collect(keep, seeds, size, make, f"{about['name']}@{about['weights']}", on_batch=advance)
+        asked = sample_file.asked_of(model, options, length)
+        name = f"{about['name']}@{about['weights']}"
+        with files.only_writer(keep, str(keep)):
+            sample_file.collect(keep, seeds, size, make, name, asked=asked, on_batch=advance)
         return replace(SampleSet.from_lines(sample_file.read_samples(keep), model.tokenizer), model=dict(about))
     parts = []
     for where in batches(len(seeds), size):

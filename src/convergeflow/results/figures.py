@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from convergeflow import files
 from convergeflow.evaluation.frontier import Frontier, FrontierPoint, undominated
 
 STYLE: dict[str, Any] = {
@@ -71,8 +72,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     with style():  # resolution and the names inside an SVG are chosen here
-        figure.savefig(paths[0])
-        figure.savefig(paths[1], metadata={"Date": None})
+        with files.replacing(paths[0]) as draft:
+            figure.savefig(draft)
+        with files.replacing(paths[1]) as draft:
+            figure.savefig(draft, metadata={"Date": None})
     pyplot.close(figure)
     return paths
 

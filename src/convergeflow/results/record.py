@@ -106,13 +106,17 @@ def frontier_of(title: str, control: str, curves: Mapping[str, Points], *, comma
 
 def render(record: Any) -> str:
     """A record as text for people."""
-    if isinstance(record, dict) and isinstance(record.get("records"), list):
-        return render_protocols(record["records"])
-    if isinstance(record, dict) and record.get("kind") == "frontier":
-        return _render_frontier(record)
-    if not isinstance(record, dict) or "gen_ppl" not in record:
-        raise UserError("this JSON file is not a record of `convergeflow evaluate` or `convergeflow sweep`")
-    return "\n".join([*_headline(record), "", *_metric_lines(record), "", *_origin_lines(record)])
+    try:
+        if isinstance(record, dict) and isinstance(record.get("records"), list):
+            return render_protocols(record["records"])
+        if isinstance(record, dict) and record.get("kind") == "frontier":
+            return _render_frontier(record)
+        if isinstance(record, dict) and "gen_ppl" in record:
+            return "\n".join([*_headline(record), "", *_metric_lines(record), "", *_origin_lines(record)])
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as wrong:
+        said = " ".join(str(wrong).split())[:80]
+        raise UserError(f"this record is damaged or of another version ({type(wrong).__name__}: {said})") from None
+    raise UserError("this JSON file is not a record of `convergeflow evaluate` or `convergeflow sweep`")
 
 
 def _headline(record: Record) -> list[str]:

@@ -15,10 +15,13 @@ that another one is making.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -28,11 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convergeflow import files
-from convergeflow.errors import ConvergeFlowError
+from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.results.claims import Claims
 
 Note = Callable[[str], None]
 Arrays = dict[str, NDArray[Any]]
+DAMAGED = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+"""How numpy complains of a file of arrays that is not whole."""
 
 
 def _silent(message: str) -> None:
@@ -199,12 +204,13 @@ class Store:
 
 
 def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
-    """Arrays and the facts about them; None unless both are there."""
+    """Arrays and the facts about them; None unless both are there and whole."""
     facts = _read(path.with_suffix(".json"))
     if facts is None or not path.is_file():
         return None
-    with np.load(path, allow_pickle=False) as file:
+    with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}, facts
+    return None
 
 
 def as_json(value: Any) -> Any:
@@ -231,7 +237,7 @@ def _slug(key: Mapping[str, Any]) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file; None if there is no whole one."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        record = files.read_json(path)
+    except UserError:
         return None
     return record if isinstance(record, dict) else None

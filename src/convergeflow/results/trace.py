@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convergeflow import files
 from convergeflow.results.frames import Array, Frame, Frames
 
 
@@ -81,8 +82,9 @@ class Trace(Frames):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         arrays = self.arrays()
-        np.savez_compressed(folder / "trace.npz", allow_pickle=False, **arrays)
-        with open(folder / "trace.csv", "w", newline="", encoding="utf-8") as file:
+        with files.replacing(folder / "trace.npz") as draft:
+            np.savez_compressed(draft, allow_pickle=False, **arrays)
+        with files.replacing(folder / "trace.csv") as draft, open(draft, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             columns = ["step", "t", "log_snr"]
             for name in ("nearest", "second", "weight"):
@@ -95,5 +97,6 @@ class Trace(Frames):
                     band = percentile_band(torch.from_numpy(values)) if len(values) else None
                     row += ["", "", ""] if band is None else [f"{v:.5f}" for v in (band.low, band.middle, band.high)]
                 writer.writerow(row)
-        trace_figure(arrays, folder / "trace.png")
+        with files.replacing(folder / "trace.png") as draft:
+            trace_figure(arrays, draft)
         return folder

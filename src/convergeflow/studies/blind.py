@@ -13,6 +13,7 @@ from typing import Any
 
 from convergeflow.errors import UserError
 from convergeflow.evaluation.reference import corpus_reference
+from convergeflow.markup import in_page, printable
 from convergeflow.randomness import derive_seed
 from convergeflow.results.sample_file import read_samples
 from convergeflow.training.build import open_corpus
@@ -66,23 +67,24 @@ def page(texts: Sequence[Text], title: str) -> str:
     """The numbered list without its sources, as Markdown."""
     sources = sorted({text.source for text in texts})
     lines = [
-        f"# {title}",
+        f"# {in_page(title)}",
         "",
         f"{len(texts)} texts of {len(sources)} sources in random order, as many of each, none selected. The sources "
-        f"are {', '.join(sources)}; which text is whose stands in [key.md](key.md).",
+        f"are {', '.join(map(in_page, sources))}; which text is whose stands in [key.md](key.md).",
         "",
     ]
     for number, text in enumerate(texts, start=1):
         # Indented, so that no character of a text is taken for Markdown.
-        body = "\n".join(f"    {line}" for line in text.text.splitlines() if line.strip()) or "    (empty)"
+        body = "\n".join(f"    {line}" for line in printable(text.text).split("\n") if line.strip()) or "    (empty)"
         lines += [f"**{number}**", "", body, ""]
     return "\n".join(lines)
 
 
 def key_page(texts: Sequence[Text], title: str, facts: Mapping[str, Any]) -> str:
     """The same numbers with their sources, and how the texts were made."""
-    lines = [f"# Key: {title}", "", *(f"- {name}: {value}" for name, value in facts.items())]
+    lines = [f"# Key: {in_page(title)}", ""]
+    lines += [f"- {in_page(name)}: {in_page(str(value))}" for name, value in facts.items()]
     for source in sorted({text.source for text in texts}):
-        listed = [f"{number} ({t.origin})" for number, t in enumerate(texts, start=1) if t.source == source]
-        lines += ["", f"**{source}**: {', '.join(listed)}"]
+        listed = [f"{number} ({in_page(t.origin)})" for number, t in enumerate(texts, start=1) if t.source == source]
+        lines += ["", f"**{in_page(source)}**: {', '.join(listed)}"]
     return "\n".join(lines) + "\n"

@@ -168,7 +168,7 @@ class SampleFile:
 
     def finished(self) -> bool:
         """Whether all of its samples are there."""
-        return len({line["seed"] for line in sample_file.cut_torn_end(self.file)} & set(self.seeds)) == len(self.seeds)
+        return len({line["seed"] for line in sample_file.whole_lines(self.file)} & set(self.seeds)) == len(self.seeds)
 
 
 @dataclass

@@ -8,7 +8,6 @@ so the records alone can be kept. One system is in memory at a time.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.evaluation.assess import likelihood_of
 from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Advance, silent
+from convergeflow.files import parse_json
 from convergeflow.results.draw import Measurer, origin
 from convergeflow.results.record import Record
 from convergeflow.results.store import Store, as_json
@@ -158,9 +158,12 @@ class Study:
         results = []
         for nfe in self._budgets(system):
             kept = self.store.read(f"records/{system}-nfe{nfe}.json")
-            if kept is None or {**kept["key"], "run": renewed(kept["key"]["run"])} != as_json(self._key(system)):
+            try:
+                if kept is None or {**kept["key"], "run": renewed(kept["key"]["run"])} != as_json(self._key(system)):
+                    return None
+                read = [(label, self.store.read(file), file) for label, file in kept["points"]]
+            except (KeyError, TypeError, ValueError):  # somebody else's record, or a damaged one
                 return None
-            read = [(label, self.store.read(file), file) for label, file in kept["points"]]
             points = [(label, record, file) for label, record, file in read if record is not None]
             if len(points) < len(read):
                 return None
@@ -209,7 +212,10 @@ def training_seconds(folder: Path) -> float | None:
         return None
     total, last = 0.0, 0
     for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+        try:
+            record = parse_json(line)
+        except UserError:  # a kill may have torn it
+            continue
         if "seconds" in record and "step" in record:
             steps = record["step"] - last if record["step"] > last else 1
             total += record["seconds"] * steps

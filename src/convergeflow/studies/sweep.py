@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from convergeflow import files
 from convergeflow.errors import UserError
 from convergeflow.evaluation.frontier import Frontier
 from convergeflow.evaluation.scorers import Advance, silent
+from convergeflow.files import parse_json
 from convergeflow.results import pages
 from convergeflow.results.draw import Measurer
 from convergeflow.results.record import Record, frontier_of
@@ -19,6 +19,7 @@ from convergeflow.results.store import Pace
 from convergeflow.systems.protocol import LanguageModel
 
 WHOLE_NUMBERS = ("nfe", "refine", "freeze_patience")
+NOT_NUMBERS = ("nan", "inf", "+inf", "-inf", "infinity", "-infinity")
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,20 @@ def plan(
 
 def _values(control: str, text: str) -> list[Any]:
     found: list[Any] = []
+    if not text.strip(", "):
+        raise UserError(f"no values for {control}: give them separated by commas")
     for part in (piece.strip() for piece in text.split(",")):
         if not part:
-            continue
+            raise UserError(f"an empty value for {control} in {text!r}: give values separated by single commas")
         try:
-            value = json.loads(part)
-        except ValueError:
+            value = parse_json(part)
+        except UserError:
             value = part
+        if isinstance(value, dict | list | bool) or value is None or part.lower() in NOT_NUMBERS:
+            raise UserError(f"`{control}` takes numbers or names, not {part!r}")
         if control in WHOLE_NUMBERS and not isinstance(value, int):
             raise UserError(f"`{control}` takes whole numbers, not {part!r}")
         found.append(value)
-    if not found:
-        raise UserError(f"no values for {control}: give them separated by commas")
     if len(set(map(str, found))) < len(found):
         raise UserError(f"the values of {control} must differ: {text}")
     return found

@@ -37,8 +37,8 @@ def tempered(logits: Tensor, temperature: float, nucleus: float = 1.0) -> Tensor
 
     Of these, the smallest set of most likely tokens is kept that holds a share `nucleus` of the mass; 1 keeps all.
     """
-    if not temperature >= 0.0:
-        raise UserError(f"the temperature must be at least 0 (the most likely token alone), not {temperature}")
+    if temperature != 0.0 and not 1e-3 <= temperature <= 1e3:
+        raise UserError(f"the temperature must be 0 (the most likely token alone) or 0.001 to 1000, not {temperature}")
     if not 0.0 < nucleus <= 1.0:
         raise UserError(f"the nucleus must hold a share in (0, 1] of the mass, not {nucleus}")
     if temperature == 0.0:

@@ -6,17 +6,26 @@ their defaults.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from convergeflow import files
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model import SIZES
 from convergeflow.model.backbone import TrunkShape
 
 CONFIG_FILE = "config.json"
+MOST = {
+    "vocabulary": 1 << 22,
+    "width": 1 << 16,
+    "depth": 1 << 10,
+    "heads": 1 << 10,
+    "condition_width": 1 << 16,
+    "length": 1 << 20,
+}
+"""No network is larger than this in any direction: beyond it a number is a mistake, or meant to exhaust a machine."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,11 @@ class SystemConfig(TrunkShape):
     length: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "depth", "heads", "condition_width", "length"):
+        for name, most in MOST.items():
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if getattr(self, name) > most:
+                raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}")
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"dropout must be at least 0 and less than 1, not {self.dropout}")
         super().__post_init__()
@@ -49,9 +60,18 @@ class SystemConfig(TrunkShape):
         return tuple(field.name for field in fields(cls) if field.name not in cls.not_chosen)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From the values of a config.json."""
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+    def from_dict(cls, values: Mapping[str, Any], source: object = CONFIG_FILE) -> Self:
+        """From the values of a config.json, with their types checked; `source` is named in the error."""
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        try:
+            checked: Self = files.check_type(known, cls)
+        except UserError as wrong:
+            raise UserError(f"{source} {wrong}") from None
+        return checked
+
+    def least_parameters(self) -> int:
+        """Fewer numbers than any network of this size has: the layers' attention and MLP, and a row per token."""
+        return self.depth * 4 * self.width * self.width + self.vocabulary
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; `from_dict` reads them back."""
@@ -63,10 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder} is not a checkpoint folder: it has no {CONFIG_FILE}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError(f"{path} is not valid JSON") from None
+    values = files.read_json(path)
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise UserError(f"{path} names no model_type")
     return values

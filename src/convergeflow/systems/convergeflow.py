@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +28,7 @@ from convergeflow.sampling.integration import batches, initial_noise, integrate
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp, NetworkPredictor
 from convergeflow.systems.config import SystemConfig
+from convergeflow.systems.finite import check_end
 from convergeflow.systems.likelihood import fixed_noise_report, flow_bound
 from convergeflow.systems.protocol import Bound, LanguageModel, MakeSettings, Samples, Stage
 
@@ -210,7 +212,6 @@ class ConvergeFlowModel(LanguageModel):
         if noise is not None and noise.shape != (num, length, width):
             raise UserError(f"the starting noise must have shape {(num, length, width)}, not {tuple(noise.shape)}")
         predictor, flows = self.bind(), self.pieces(settings, length, clamp)
-        how = {"observe": observe, "pieces": flows, "window": self.config.length}
         found: list[dict[str, Tensor]] = []
         for part in batches(num, size):
             if noise is None:
@@ -218,7 +219,9 @@ class ConvergeFlowModel(LanguageModel):
             else:
                 start = noise[part].to(self.device)
             known = clamp[part] if clamp is not None and clamp.tokens.dim() == 2 else clamp
-            end = integrate(predictor, settings, start, clamp=known, **how)
+            carry = partial(integrate, predictor, settings, start, clamp=known, pieces=flows, window=self.config.length)
+            end = carry(observe=observe)
+            check_end(end, seeds[part], carry)
             by_rule = {f"ids_{name}": tokens for name, tokens in end.decoded.tokens.items()}
             logits = {"logits": end.logits()} if want_logits else {}
             found.append({"ids": end.decoded.by(settings.decode), "calls": end.calls, **by_rule, **logits})

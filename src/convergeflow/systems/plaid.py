@@ -260,8 +260,8 @@ class PlaidModel(Rival):
 
     def generate_batch(self, run: Run, *, temperature: float, step: str) -> Tensor:  # type: ignore[override]
         """nfe - 1 calls along tau = 1 .. 0, then one at gamma_0 to decode; temperature divides the noise estimate."""
-        if not temperature > 0:
-            raise UserError(f"plaid's score temperature must be positive, not {temperature}")
+        if not 1e-3 <= temperature <= 1e3:
+            raise UserError(f"plaid's score temperature must be positive, 0.001 to 1000, not {temperature}")
         if run.nfe < 3:
             raise UserError("plaid needs at least 3 network calls: two grid points and the decoding")
         T = run.nfe - 1

@@ -11,7 +11,9 @@ from convergeflow.sampling.wrappers import Clamp
 GAP = "___"
 
 
-def known_text(tokenizer: Tokenizer | None, prompt: str | None, infill: str | None, gap: int) -> Clamp | None:
+def known_text(
+    tokenizer: Tokenizer | None, prompt: str | None, infill: str | None, gap: int, longest: int = 1 << 20
+) -> Clamp | None:
     """The tokens of a prompt, or of a text in which every GAP stands for `gap` unknown tokens; None without either."""
     if prompt is None and infill is None:
         return None
@@ -21,6 +23,10 @@ def known_text(tokenizer: Tokenizer | None, prompt: str | None, infill: str | No
         raise UserError("`prompt` and `infill` need a tokenizer, and this checkpoint has none")
     if gap < 1:
         raise UserError(f"`gap` must be at least 1, not {gap}")
+    if infill is not None and gap * infill.count(GAP) > longest:
+        raise UserError(
+            f"{infill.count(GAP)} x {gap} unknown tokens are more than the {longest} that this model can make"
+        )
     if infill is not None and GAP not in infill:
         raise UserError(f"`infill` has no gap: write {GAP} where text is to be filled in")
     tokens: list[int] = []

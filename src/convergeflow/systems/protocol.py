@@ -30,11 +30,14 @@ from convergeflow.randomness import RowDraws
 from convergeflow.sampling.integration import default_batch
 from convergeflow.sampling.settings import Settings
 from convergeflow.systems.config import CONFIG_FILE, SystemConfig, read_config
+from convergeflow.systems.finite import check_weights
 
 if TYPE_CHECKING:
     from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 WEIGHTS_FILE = "model.safetensors"
+MOST_CALLS = 100_000
+"""Network calls per sample; the paper makes 1024 at most."""
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,10 @@ class LanguageModel(nn.Module):
     def _check_request(self, num: int, length: int, seeds: Sequence[int], nfe: int) -> None:
         if len(seeds) != num:
             raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
-        if num < 1 or length < 1 or nfe < 1:
-            raise UserError("the number of samples, their length and nfe must be at least 1")
+        if num < 1 or length < 1 or not 1 <= nfe <= MOST_CALLS:
+            raise UserError(
+                f"the number of samples, their length and nfe must be at least 1, and nfe at most {MOST_CALLS:,}"
+            )
 
     def _samples(
         self, ids: Tensor, seeds: Sequence[int], calls: Tensor, settings: dict[str, Any], **extras: Tensor
@@ -273,10 +278,12 @@ class LanguageModel(nn.Module):
                 f"{folder} holds a model of type {values['model_type']!r}, not {cls.model_type()!r} (see `convergeflow "
                 "import --help`)"
             )
-        config = cls.config_class.from_dict(values)
+        config = cls.config_class.from_dict(values, folder / CONFIG_FILE)
         if not (folder / WEIGHTS_FILE).is_file():
             raise ConvergeFlowError(f"{folder} has no {WEIGHTS_FILE}: copy or train it again")
         weights = read_tensors(folder / WEIGHTS_FILE)
+        if config.least_parameters() > 2 * sum(tensor.numel() for tensor in weights.values()):
+            raise UserError(f"{folder}: the sizes in {CONFIG_FILE} do not belong to these weights, which are far fewer")
         with torch.random.fork_rng(devices=[]):
             model = cls(config)
         model.load_strictly(weights, folder)
@@ -289,4 +296,5 @@ class LanguageModel(nn.Module):
                 f"{source} does not hold this model: {wrong} (do the vocabulary and the sizes in {CONFIG_FILE} belong "
                 "to these weights?)"
             )
+        check_weights(weights, source)
         self.load_state_dict(weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convergeflow.markup import in_page
 from convergeflow.model.network import Shape
 from convergeflow.training.config import RunConfig
 
@@ -10,18 +11,18 @@ def write_card(
     config: RunConfig, fingerprint: str, parameters: int, step: int, evaluation: dict[str, float] | None
 ) -> str:
     """The text of `card.md`."""
-    method, model = config.model.method, config.model.system
+    method, model, corpus = config.model.method, config.model.system, in_page(config.corpus.name)
     head = f", {model.predictor} predictor" if isinstance(model, Shape) else ""
     stages = "\n".join(
-        f"| {stage.name} | {stage.objective} | {stage.steps} | {stage.lr:g} | "
+        f"| {in_page(stage.name)} | {stage.objective} | {stage.steps} | {stage.lr:g} | "
         f"{'learned' if stage.learn_table else 'frozen'} | {'learned' if stage.learn_schedule else 'frozen'} |"
         for stage in config.stages
     )
-    numbers = "\n".join(f"| {name} | {value:.4f} |" for name, value in (evaluation or {}).items())
-    return f"""# {method} on {config.corpus.name}
+    numbers = "\n".join(f"| {in_page(name)} | {value:.4f} |" for name, value in (evaluation or {}).items())
+    return f"""# {method} on {corpus}
 
 - {parameters:,} parameters: {model.depth} layers, width {model.width}, {model.heads} heads{head}
-- corpus `{config.corpus.name}` (fingerprint {fingerprint}), sequences of {config.corpus.length} tokens
+- corpus {corpus} (fingerprint {fingerprint}), sequences of {config.corpus.length} tokens
 - {step} steps of {config.batch} sequences, seed {config.seed}, {config.optimizer.name}
 - these are the averaged weights (decay {config.ema.decay}); `run.json` holds the whole configuration
 

@@ -13,10 +13,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field, StrictInt, StrictStr
+from typing_extensions import TypedDict
 
 from convergeflow import files
-from convergeflow.errors import ConvergeFlowError
+from convergeflow.errors import ConvergeFlowError, UserError
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
@@ -33,8 +36,30 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+class ManifestEntry(TypedDict):
+    """A file as it was written."""
+
+    bytes: StrictInt
+    sha256: StrictStr
+
+
+class CheckpointManifest(TypedDict):
+    """The files of a folder; `sha256` is of all the rest."""
+
+    files: dict[str, ManifestEntry]
+    sha256: StrictStr
+
+
+class TrainerState(TypedDict):
+    """Where a run was, besides its tensors."""
+
+    step: Annotated[StrictInt, Field(ge=0)]
+    stage: StrictStr
+    journal_bytes: Annotated[StrictInt, Field(ge=0)]
+    journal_sha256: NotRequired[StrictStr]
+    world: StrictInt
+    corpus: StrictStr
+    evaluation: dict[str, float | None] | None
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
@@ -55,14 +80,16 @@ def seal(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Refuse a folder that is not exactly what was written."""
     try:
-        manifest = read_json(folder / MANIFEST)
+        manifest = files.read_json(folder / MANIFEST, CheckpointManifest)
         listed, own = manifest["files"], manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, UserError):
         raise BrokenCheckpoint(f"{folder} has no readable {MANIFEST}") from None
     if _own_hash(manifest) != own:
         raise BrokenCheckpoint(f"{folder}: {MANIFEST} was changed")
     for name, entry in listed.items():
         path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise BrokenCheckpoint(f"{folder}: {name} lies outside the folder")
         if not path.is_file():
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != entry["bytes"]:
@@ -101,10 +128,18 @@ def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int,
     # Later folders can only be broken ones that a resumed run has passed over: they would confuse the next search.
     for later in [path for path in present(run) if step_of(path) > step]:
         shutil.rmtree(later, ignore_errors=True)
-    for old in present(run)[:-keep]:
+    remove_older(run, step, keep=keep, keep_every=keep_every)
+    return target
+
+
+def remove_older(run: Path, step: int, *, keep: int, keep_every: int | None = None) -> None:
+    """Remove all checkpoints up to a step but the newest `keep` and those of every `keep_every` steps.
+
+    A kill may have come in before that.
+    """
+    for old in [path for path in present(run) if step_of(path) <= step][:-keep]:
         if not keep_every or step_of(old) % keep_every:
             shutil.rmtree(old, ignore_errors=True)
-    return target
 
 
 def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:

@@ -96,6 +96,12 @@ class ModelConfig(Section):
     def _sort(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
+        taken: dict[str, Any] = {"method": str, "size": str | None, "schedule": Mapping | None, "options": Mapping}
+        for name, wanted in taken.items():
+            if name in values and not isinstance(values[name], wanted):
+                raise ValueError(f"{name} cannot be {values[name]!r:.50}")
+        if not all(isinstance(name, str) for name in values):
+            raise ValueError("its keys must be names")
         values = {**values, **values.get("options", {})}  # older files have a method's own fields under `options`
         values.pop("options", None)
         method, size = values.pop("method", OURS), values.pop("size", "small")
@@ -136,6 +142,8 @@ def _checked_schedule(values: Mapping[str, Any]) -> dict[str, Any]:
     """The kind and the values of a schedule, with names and types checked against its dataclass."""
     given = {name: value for name, value in values.items() if value is not None}
     name = given.pop("kind", "gumbel")
+    if not isinstance(name, str):
+        raise ValueError(f"schedule.kind cannot be {name!r:.50}")
     kind = SCHEDULES[name]
     allowed = list(inspect.signature(kind).parameters)
     for key in given.keys() - set(allowed):

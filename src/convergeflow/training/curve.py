@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from convergeflow import files
 from convergeflow.errors import UserError
 from convergeflow.training import journal
 
@@ -29,7 +30,8 @@ def draw_curve(run: Path, target: Path) -> None:
     _draw_losses(axes[0, 0], steps)
     if names:
         _draw_checks(axes[0, 1], checks, names)
-    figure.savefig(target, dpi=130)
+    with files.replacing(target) as draft, open(draft, "wb") as file:
+        figure.savefig(file, dpi=130, format="png")
     pyplot.close(figure)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from convergeflow.device import choose_device
+from convergeflow.errors import UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.systems.protocol import LanguageModel
@@ -130,6 +131,7 @@ class RunCost:
 
 def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
     """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
+    check_memory(config, vocabulary, world)
     placement = choose_device(config.device)
     model.to(placement.device)
     per_process = memory(config, model)
@@ -188,6 +190,24 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         device=str(placement.device),
         per_process=per_process,
     )
+
+
+def check_memory(config: RunConfig, vocabulary: int = 1, world: int = 1) -> None:
+    """Refuse a run that no memory here can hold: less than it will need, counted before anything is built."""
+    system, there = config.model.system, psutil.virtual_memory().total
+    # Weights, gradients, two moments and the average, at 4 bytes each.
+    state = 20 * (system.depth * 4 * system.width**2 + vocabulary * system.width)
+    rows = config.batch // (config.accumulate * world)
+    layers = 1 if config.recompute else system.depth
+    activations = 4 * rows * config.corpus.length * system.width * (6 * layers + 4)
+    for what, needed, fix in (
+        ("a model of this size", state, "lower model.width or model.depth"),
+        (f"a batch of {config.batch:,} sequences", activations, "lower batch, or raise accumulate"),
+    ):
+        if choose_device(config.device).device.type == "cpu" and needed > there:
+            raise UserError(
+                f"{what} needs at least {needed / 1e9:,.1f} GB, and this machine has {there / 1e9:,.1f} GB: {fix}"
+            )
 
 
 @contextmanager

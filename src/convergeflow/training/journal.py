@@ -6,38 +6,50 @@ journal as an unbroken one, byte for byte: it cuts the journal back to where its
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from convergeflow.errors import UserError
+from convergeflow import files
+from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.training.recipes import leaves
 
-FILE = "journal.jsonl"
+FILE, TIMING, BOARD = "journal.jsonl", "timing.jsonl", "tensorboard"
 
 
 class Journal:
     """An append-only JSONL file that can be cut back; beside it the timing file, which is only ever appended to."""
 
-    def __init__(self, folder: Path, *, keep_bytes: int = 0, tensorboard: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, keep_bytes: int = 0, keep_sha256: str | None = None, tensorboard: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size < keep_bytes:
+        self._file = os.fdopen(files.open_to_append(self.path), "r+b")
+        kept = self._file.read(keep_bytes)
+        self._hash = hashlib.sha256(kept)
+        if len(kept) < keep_bytes:
             raise UserError(
-                f"{self.path} is shorter than its checkpoint says ({size} < {keep_bytes} bytes): it was edited"
+                f"{self.path} is shorter than its checkpoint says ({len(kept)} < {keep_bytes} bytes): it was edited"
             )
-        self._file = self.path.open("r+b" if size else "wb")
+        if keep_sha256 is not None and self._hash.hexdigest() != keep_sha256:
+            raise UserError(
+                f"{self.path} is not what it was when its checkpoint was taken: put it back from a copy, or start "
+                "again in another `out`"
+            )
         self._file.truncate(keep_bytes)
-        self._file.seek(keep_bytes)
-        self._timing = (folder / "timing.jsonl").open("a", encoding="utf-8")
+        self._timing = os.fdopen(files.open_to_append(folder / TIMING), "a", encoding="utf-8")
         self._board = _open_board(folder) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record and hand it to the operating system."""
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        line = json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        self._check_present()
+        self._file.write(line)
         self._file.flush()
+        self._hash.update(line)
         if self._board is not None and "step" in record:
             for path, value in leaves(record):
                 if isinstance(value, int | float) and path != ("step",):
@@ -50,9 +62,26 @@ class Journal:
 
     def sync(self) -> int:
         """Force everything to the disk; the number of bytes written."""
+        self._check_present()
         self._file.flush()
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
+    def sha256(self) -> str:
+        """Of everything written."""
+        return self._hash.hexdigest()
+
+    def _check_present(self) -> None:
+        """A file that was deleted or replaced is written into nowhere, without a word from the system."""
+        try:
+            same = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except OSError:
+            same = False
+        if not same:
+            raise ConvergeFlowError(
+                f"{self.path} was deleted, moved or replaced while the run was writing it: the run stopped here"
+            )
 
     def close(self) -> None:
         self._file.close()
@@ -66,9 +95,18 @@ def _open_board(folder: Path) -> Any:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
         raise UserError("tensorboard=true needs TensorBoard: pip install 'convergeflow[tensorboard]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / BOARD))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a journal; a last line cut short by a crash is left out."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, line {number} is not a record: the journal is damaged")
+        found.append(record)
+    return found

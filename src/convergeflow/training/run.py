@@ -8,6 +8,8 @@ OUT/model/                  at the end: the averaged model, ready for `generate`
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +18,14 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
 from convergeflow import files
+from convergeflow.data.corpus import Corpus
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
-from convergeflow.training import checkpoint
+from convergeflow.training import checkpoint, journal
 from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
 from convergeflow.training.card import write_card
 from convergeflow.training.config import RunConfig, from_dict
+from convergeflow.training.estimate import check_memory
 from convergeflow.training.recipes import apply_overrides
 from convergeflow.training.trainer import Reporter as Reporter
 from convergeflow.training.trainer import Trainer, TrainingEnd
@@ -30,6 +34,8 @@ RUN_FILE = "run.json"
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: for the slowest disk that a checkpoint is written to, not for ever."""
 MODEL_FOLDER = checkpoint.MODEL_FOLDER
+OURS = (journal.FILE, journal.TIMING, checkpoint.FOLDER, MODEL_FOLDER, journal.BOARD)
+"""What a run writes besides its configuration."""
 
 # What may change when a run goes on: nothing that the steps already made depended on.
 HOW_IT_RUNS = ("device", "compile", "recompute", "parallel", "accumulate")
@@ -43,26 +49,45 @@ def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig 
 
     Changes are overrides to the saved configuration, or `wanted` as a whole.
     """
-    path = out / RUN_FILE
-    if not path.is_file():
-        raise UserError(f"nothing to resume in {out}: there is no {RUN_FILE} (leave `resume` out to start)")
-    before = from_dict(checkpoint.read_json(path))
+    before = _config_on_disk(out)
     after = wanted or from_dict(apply_overrides(before.to_dict(), overrides))
-    old, new = before.to_dict(), after.to_dict()
-    last = len(before.stages) - 1
     fixed = "cannot change on resume; start a new run in another `out`"
     if wanted is not None:
         fixed += ", or name no recipe to go on with the run's own settings"
+    if key := _first_change(before, after):
+        raise UserError(f"{key} {fixed}")
+    return after
+
+
+def _first_change(before: RunConfig, after: RunConfig) -> str | None:
+    """The first key that may not change within a run and did; the last stage may become longer or shorter."""
+    old, new = before.to_dict(), after.to_dict()
+    last = len(before.stages) - 1
     if len(old["stages"]) != len(new["stages"]):
-        raise UserError(f"the number of stages {fixed}")
-    for number, (left, right) in enumerate(zip(old["stages"], new["stages"], strict=False)):
+        return "the number of stages"
+    for number, (left, right) in enumerate(zip(old["stages"], new["stages"], strict=True)):
         for key in left:
             if left[key] != right[key] and (key, number) != ("steps", last):
-                raise UserError(f"stages.{number}.{key} {fixed}")
-    for key in old:
-        if key not in (*FREE_ON_RESUME, "stages") and old[key] != new[key]:
-            raise UserError(f"{key} {fixed}")
-    return after
+                return f"stages.{number}.{key}"
+    return next((key for key in old if key not in (*FREE_ON_RESUME, "stages") and old[key] != new[key]), None)
+
+
+def _config_on_disk(out: Path) -> RunConfig:
+    """What a run was started with. The copy in its newest checkpoint, which has a hash, is believed before run.json."""
+    path = out / RUN_FILE
+    folder = checkpoint.newest_whole(out, lambda message: None)
+    kept = None if folder is None else from_dict(files.read_json(folder / RUN_FILE))
+    if not path.is_file() and kept is None:
+        raise UserError(f"nothing to resume in {out}: there is no {RUN_FILE} (leave `resume` out to start)")
+    try:
+        found = from_dict(files.read_json(path))
+    except UserError as damage:
+        if kept is None:
+            raise UserError(f"{damage}; there is no checkpoint to go on from: delete {out} and start again") from None
+        return kept
+    if kept is not None and (key := _first_change(kept, found)):
+        raise UserError(f"{path} was edited: {key} is not what its checkpoints have; delete the file to go on")
+    return found
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:
@@ -75,6 +100,19 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         gradient_accumulation_steps=config.accumulate,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
     )
+
+
+def _corpus_of_all(config: RunConfig, accelerator: Accelerator, reporter: Reporter) -> Corpus:
+    """The corpus, for every process; the first prepares it, unless the others would have to wait too long."""
+    refusal: UserError | None = None
+    with accelerator.main_process_first():
+        try:
+            # The other processes wait here, and the process group gives up after minutes.
+            progress = reporter.prepare if accelerator.is_main_process else None
+            return open_corpus(config, progress, large=accelerator.num_processes == 1)
+        except UserError as failure:
+            refusal = failure  # nobody may be left waiting: every process finds it, and leaves together with the others
+    raise refusal
 
 
 def train(
@@ -90,25 +128,45 @@ def train(
     reporter = reporter or Reporter()
     if resume and init_from is not None:
         raise UserError("`init_from` starts a run and `resume` goes on with one: give one of them")
-    if not resume and (out / RUN_FILE).exists():
-        raise UserError(f"{out} already holds a run: add `resume` to go on with it, or choose another `out`")
     if out.exists() and not out.is_dir():
         raise UserError(f"`out` {out} is a file, not a folder")
+    if not resume:
+        _refuse_other_files(out)
     accelerator = accelerator or make_accelerator(config)
+    check_memory(config, world=accelerator.num_processes)
+    try:
+        with contextlib.ExitStack() as held:
+            if accelerator.is_main_process:
+                out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(files.only_writer(out, f"the run in {out}"))
+            return _train(config, out, resume, init_from, reporter, accelerator)
+    except UserError:
+        with contextlib.suppress(OSError):  # a refused run leaves nothing behind; a folder with anything in it stays
+            out.rmdir()
+        raise
+
+
+def _refuse_other_files(out: Path) -> None:
+    """A new run takes an empty place: whatever else is there is somebody's, and would be overwritten."""
+    if (out / RUN_FILE).exists():
+        raise UserError(f"{out} already holds a run: add `resume` to go on with it, or choose another `out`")
+    for name in OURS:
+        if os.path.lexists(out / name):
+            raise UserError(f"{out} has a {name} and no {RUN_FILE}, so it is no run of ours: choose another `out`")
+
+
+def _train(
+    config: RunConfig, out: Path, resume: bool, init_from: Path | None, reporter: Reporter, accelerator: Accelerator
+) -> TrainingEnd:
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
-    refusal: UserError | None = None
-    with accelerator.main_process_first():
-        try:
-            # The other processes wait here, and the process group gives up after minutes.
-            corpus = open_corpus(config, None if quiet else reporter.prepare, large=accelerator.num_processes == 1)
-        except UserError as failure:
-            refusal = failure  # nobody may be left waiting: every process finds it, and leaves together with the others
-    if refusal is not None:
-        raise refusal
+    corpus = _corpus_of_all(config, accelerator, reporter)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")
+    if accelerator.is_main_process:
+        corpus.verify()
+    check_memory(config, corpus.vocabulary, accelerator.num_processes)
     model = build_model(config, corpus.vocabulary)
     introduce(model, corpus, config)
     if init_from is not None:

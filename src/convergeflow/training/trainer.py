@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from convergeflow import files
 from convergeflow.data import stream
 from convergeflow.data.corpus import Corpus
 from convergeflow.device import compiles
@@ -146,10 +148,10 @@ class Trainer:
     def run(self, *, resume: bool = False) -> TrainingEnd:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
         config = self.config
-        start, journal_bytes = self._restore() if resume else (0, 0)
+        start, kept = self._restore() if resume else (0, {})
         self.journal = None
         if self.accelerator.is_main_process:
-            self.journal = Journal(self.setup.out, keep_bytes=journal_bytes, tensorboard=config.tensorboard)
+            self.journal = Journal(self.setup.out, **kept, tensorboard=config.tensorboard)
         if start == 0:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
@@ -166,6 +168,8 @@ class Trainer:
                         self._enter_stage(index, first=local == 0)
                         stage = index
                     numbers, stopped = self._train_step(step, read_ahead(step), bool(stop.signal_number))
+                    if stopped and not stop.signal_number:
+                        stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
                     step += 1
                     last = step == total or config.stage_at(step)[0] != stage
                     logged = self._log(step, stage, numbers, clock, last)
@@ -322,6 +326,7 @@ class Trainer:
                 "step": step,
                 "stage": self.optimizer.stage.name,
                 "journal_bytes": self.journal.sync(),
+                "journal_sha256": self.journal.sha256,
                 "world": self.setup.world,
                 "corpus": self.corpus.fingerprint,
                 "evaluation": self.evaluation,
@@ -359,12 +364,13 @@ class Trainer:
             checkpoint.write_folder(target, write)
         self.accelerator.wait_for_everyone()
 
-    def _restore(self) -> tuple[int, int]:
+    def _restore(self) -> tuple[int, dict[str, Any]]:
+        """Go back to the newest whole checkpoint: its step, and what of the journal is kept."""
         folder = checkpoint.newest_whole(self.setup.out, self.setup.reporter.warn)
         if folder is None:
             self.setup.reporter.note(f"no whole checkpoint in {self.setup.out}: starting at step 0")
-            return 0, 0
-        state = checkpoint.read_json(folder / "trainer.json")
+            return 0, {}
+        state = files.read_json(folder / "trainer.json", checkpoint.TrainerState, finite=False)
         if state["corpus"] != self.corpus.fingerprint:
             raise UserError(f"{folder} was trained on corpus {state['corpus']}, this one is {self.corpus.fingerprint}")
         if state["world"] != self.setup.world:
@@ -376,8 +382,11 @@ class Trainer:
         sharding.load_state(self.ema.model, read_tensors(folder / "ema.safetensors"))
         self.moments = read_tensors(folder / "optimizer.safetensors")
         self.evaluation = state["evaluation"]
+        if self.accelerator.is_main_process:
+            config = self.config
+            checkpoint.remove_older(self.setup.out, state["step"], keep=config.keep, keep_every=config.keep_every)
         self.setup.reporter.note(f"resuming from {folder}")
-        return state["step"], state["journal_bytes"]
+        return state["step"], {"keep_bytes": state["journal_bytes"], "keep_sha256": state.get("journal_sha256")}
 
 
 class _Clock:

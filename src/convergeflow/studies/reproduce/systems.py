@@ -22,7 +22,7 @@ from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import Judgement, below, equal, exactly, not_testable
-from convergeflow.zoo import load_model, shipped_folder, shipped_models
+from convergeflow.zoo import load_model
 
 OURS = "ConvergeFlow"
 NFE = 64
@@ -55,17 +55,9 @@ def _point(record: Record) -> FrontierPoint:
 
 
 def _others(bench: Bench) -> list[str]:
-    """Models of other systems that speak this corpus."""
+    """Models of other systems in the output folder; those that ship for the page were trained on other budgets."""
     folder = bench.store.folder / "models"
-    local = sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
-    if bench.scale.like != "embedded":
-        return local  # shipped models are larger than `test` allows, and do not speak the corpus of `paper`
-    spoken = [name for name in shipped_models() if _vocabulary(name) == bench.reference.vocabulary]
-    return [name for name in [*spoken, *local] if name != bench.scale.model]
-
-
-def _vocabulary(shipped: str) -> int:
-    return int(json.loads((shipped_folder() / shipped / "config.json").read_text(encoding="utf-8"))["vocabulary"])
+    return sorted(path.name for path in folder.glob("rival-*")) if folder.is_dir() else []
 
 
 def _other(bench: Bench, name: str) -> dict[str, Any]:
