@@ -179,20 +179,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A panic inside a library of compiled code is no `Exception`, though nothing else deserves that.
         if not isinstance(failure, Exception) and type(failure).__name__ != "PanicException":
             raise
-        if _is_about_memory(failure):
-            if debug:
-                traceback.print_exc()
-            fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
-            return _fail(f"too little memory: {fix} ({_one_line(str(failure))[:160]})", 2)
-        if (_is_about_the_others(failure) or lost_process(failure)) and not debug:
-            return _fail(OTHERS, 1)
-        if debug:
-            traceback.print_exc()
-        return _fail(
-            f"internal error: {_one_line(repr(failure))[:500]}"
-            + ("" if debug else " (run with --debug for the traceback)"),
-            1,
-        )
+        return _unforeseen(failure, words, debug)
+
+
+def _unforeseen(failure: BaseException, words: Sequence[str], debug: bool) -> int:
+    """A failure that nobody checked for: too little memory and lost processes have a reason that we can name."""
+    if debug:
+        traceback.print_exc()
+    said = _one_line(str(failure))
+    if _is_about_memory(failure):
+        fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
+        return _fail(f"too little memory: {fix} ({said[:160]})", 2)
+    if (_is_about_the_others(failure) or lost_process(failure)) and not debug:
+        return _fail(OTHERS, 1)
+    more = "" if debug else " (run with --debug for the traceback)"
+    return _fail(f"internal error: {_one_line(repr(failure))[:500]}{more}", 1)
 
 
 def _is_about_memory(failure: BaseException) -> bool:

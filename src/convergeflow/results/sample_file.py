@@ -31,7 +31,7 @@ DEFAULTS = {name: value for name, value in asdict(Settings()).items() if name no
 TokenId = Annotated[StrictInt, Field(ge=0, lt=1 << 32)]
 
 
-class Line(TypedDict):
+class SampleLine(TypedDict):
     """What is read of a line; it may hold more."""
 
     ids: Annotated[list[TokenId], Field(min_length=1)]
@@ -77,7 +77,7 @@ def read_samples(path: str | Path) -> list[dict[str, Any]]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                value = files.parse_json(line, Line)
+                value = files.parse_json(line, SampleLine)
             except UserError as wrong:
                 raise UserError(f"{path}, line {number}: not a sample (a JSON object with `ids`): it {wrong}") from None
             if (seed := value.get("seed")) is not None and seeds.setdefault(seed, number) != number:
