@@ -72,7 +72,12 @@ def test_a_command_may_choose_its_exit_code(toy: None, capsys: pytest.CaptureFix
     [
         ("user", 2, "error: the vocabulary is 7, not 9; use the tokenizer of the checkpoint"),
         ("ours", 1, "error: the disk went away"),
-        ("peer", 1, f"error: {command_line.OTHERS}"),
+        (
+            "peer",
+            1,
+            "error: another process of this command ended or cannot be reached, so this one stops too; the other's "
+            "last line says why. Start all of them again with the same command (`train` goes on with --resume)",
+        ),
         (
             "cpu memory",
             2,

@@ -49,11 +49,6 @@ MORE_MEMORY = {
 }
 """What helps a command that runs out of memory, where it is not --batch."""
 
-OTHERS = (
-    "another process of this launch ended or cannot be reached: look for the first error of all, then give the command "
-    "again (train: with --resume)"
-)
-
 PLAIN: dict[str, Any] = {
     "rich_markup_mode": None,  # plain text: the same help on a screen, in a pipe and in the documentation
     "add_completion": False,
@@ -179,33 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A panic inside a library of compiled code is no `Exception`, though nothing else deserves that.
         if not isinstance(failure, Exception) and type(failure).__name__ != "PanicException":
             raise
-        return _unforeseen(failure, words, debug)
-
-
-def _unforeseen(failure: BaseException, words: Sequence[str], debug: bool) -> int:
-    """A failure that nobody checked for: too little memory and lost processes have a reason that we can name."""
-    if debug:
-        traceback.print_exc()
-    said = _one_line(str(failure))
-    if _is_about_memory(failure):
-        fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
-        return _fail(f"too little memory: {fix} ({said[:160]})", 2)
-    if (_is_about_the_others(failure) or lost_process(failure)) and not debug:
-        return _fail(OTHERS, 1)
-    more = "" if debug else " (run with --debug for the traceback)"
-    return _fail(f"internal error: {_one_line(repr(failure))[:500]}{more}", 1)
-
-
-def _is_about_memory(failure: BaseException) -> bool:
-    """PyTorch has a kind of error for accelerators, and only words for a CPU."""
-    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(failure).__mro__)
-    return named or isinstance(failure, MemoryError) or "can't allocate memory" in str(failure)
-
-
-def _is_about_the_others(failure: BaseException) -> bool:
-    """What the libraries behind a launch of several processes say when one of those is gone."""
-    said = f"{type(failure).__name__} {failure}".lower()
-    return any(word in said for word in ("gloo/transport", "nccl", "processgroup", "distbackenderror"))
+        if debug:
+            traceback.print_exc()
+        return _fail(*_describe_unforeseen(failure, words, debug))
 
 
 def _fail(message: str, code: int) -> int:
@@ -223,6 +194,23 @@ def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.strerror and failure.filename is not None:
         return f"{failure.strerror.lower()}: {failure.filename}"
     return _one_line(str(failure)) or type(failure).__name__
+
+
+def _describe_unforeseen(failure: BaseException, words: Sequence[str], debug: bool) -> tuple[str, int]:
+    """What nobody checked for, and its exit code: memory and lost processes have a reason that we can name."""
+    said = _one_line(str(failure))
+    if lost_process(failure):
+        return (
+            "another process of this command ended or cannot be reached, so this one stops too; the other's last line "
+            "says why. Start all of them again with the same command (`train` goes on with --resume)"
+        ), 1
+    # PyTorch has a kind of error for accelerators, and only words for a CPU.
+    named = any(kind.__name__ in ("OutOfMemoryError", "MemoryError") for kind in type(failure).__mro__)
+    if named or re.search(r"out of memory|can't allocate memory|not enough memory", said):
+        fix = MORE_MEMORY.get(next((word for word in words if word in MORE_MEMORY), ""), "give a smaller --batch")
+        return f"too little memory: {fix} ({said[:160]})", 2
+    more = "" if debug else " (run with --debug for the traceback)"
+    return f"internal error: {_one_line(repr(failure))[:500]}{more}", 1
 
 
 def _named(application: Any, words: Sequence[str]) -> Any:

@@ -22,9 +22,12 @@ def lost_process(failure: BaseException) -> bool:
     """Whether a failure says that another process of the same command ended or cannot be reached."""
     if not isinstance(failure, RuntimeError | ConnectionError | TimeoutError):
         return False
+    said = f"{type(failure).__name__} {failure}"
+    if re.search(r"gloo/transport|nccl|process ?group|distbackenderror", said, re.IGNORECASE):
+        return True
     try:
         together = number_of_processes() > 1
     except UserError:
         return False
-    signs = r"gloo|nccl|connection (reset|closed)|broken pipe|socket|store|peer|timed? ?out|process group|rendezvous"
-    return together and re.search(signs, f"{type(failure).__name__} {failure}", re.IGNORECASE) is not None
+    signs = r"gloo|connection (reset|closed)|broken pipe|socket|store|peer|timed? ?out|rendezvous"
+    return together and re.search(signs, said, re.IGNORECASE) is not None

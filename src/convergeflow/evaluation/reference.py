@@ -23,10 +23,10 @@ from convergeflow.evaluation.overlap import NgramIndex, training_text
 from convergeflow.files import cache_folder
 from convergeflow.randomness import derive_seed
 
-VERIFIED_BYTES = 1 << 30
-"""Larger files of a corpus are compared with their hashes when they are trained on, not whenever text is scored."""
 OVERLAP = 8
 """Words in a row that count as taken from the training text."""
+VERIFIED_BYTES = 1 << 30
+"""Larger files of a corpus are compared with their hashes when they are trained on, not whenever text is scored."""
 STATISTICS_BLOCKS = 4096
 """Blocks from which n-gram statistics of real text are taken, at most."""
 

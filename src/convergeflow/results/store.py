@@ -204,7 +204,7 @@ class Store:
 
 
 def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
-    """Arrays and the facts about them; None unless both are there."""
+    """Arrays and the facts about them; None unless both are there and whole."""
     facts = _read(path.with_suffix(".json"))
     if facts is None or not path.is_file():
         return None

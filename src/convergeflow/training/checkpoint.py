@@ -43,7 +43,7 @@ class ManifestEntry(TypedDict):
     sha256: StrictStr
 
 
-class Manifest(TypedDict):
+class CheckpointManifest(TypedDict):
     """The files of a folder; `sha256` is of all the rest."""
 
     files: dict[str, ManifestEntry]
@@ -80,7 +80,7 @@ def seal(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Refuse a folder that is not exactly what was written."""
     try:
-        manifest = files.read_json(folder / MANIFEST, Manifest)
+        manifest = files.read_json(folder / MANIFEST, CheckpointManifest)
         listed, own = manifest["files"], manifest["sha256"]
     except (OSError, UserError):
         raise BrokenCheckpoint(f"{folder} has no readable {MANIFEST}") from None
@@ -132,8 +132,11 @@ def save_step(run: Path, step: int, write: Callable[[Path], None], *, keep: int,
     return target
 
 
-def remove_older(run: Path, step: int, *, keep: int, keep_every: int = 0) -> None:
-    """Remove all checkpoints but `keep` up to a step; a kill may have come in before that."""
+def remove_older(run: Path, step: int, *, keep: int, keep_every: int | None = None) -> None:
+    """Remove all checkpoints up to a step but the newest `keep` and those of every `keep_every` steps.
+
+    A kill may have come in before that.
+    """
     for old in [path for path in present(run) if step_of(path) <= step][:-keep]:
         if not keep_every or step_of(old) % keep_every:
             shutil.rmtree(old, ignore_errors=True)
