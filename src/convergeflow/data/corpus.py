@@ -56,7 +56,7 @@ class Splits(TypedDict):
     heldout: Split
 
 
-class Manifest(TypedDict):
+class CorpusManifest(TypedDict):
     """What is read of a manifest; it holds more."""
 
     format: StrictInt
@@ -99,7 +99,7 @@ class Corpus:
                 raise _OtherFormat(
                     f"{folder} has format {manifest['format']}, this version reads {FORMAT}; prepare it again"
                 )
-            check_type(manifest, Manifest)
+            check_type(manifest, CorpusManifest)
             corpus = cls(folder, manifest)
             for split in SPLITS:
                 files = (f"{split}.bin", "tokenizer.json", "unigram.npy")
