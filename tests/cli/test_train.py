@@ -45,7 +45,7 @@ def test_train_says_how_to_generate(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["test", "--resume"], "nothing to resume"),
         (["test", "--init-from", "nowhere"], "no model.safetensors"),
         (["test", "--dry-run", "--resume"], "cannot be combined"),
-        (["test", "stages.1.learn_schedule=true", *SHORT], "learn_schedule"),
+        (["test", "stages.0.learn_schedule=true", "model.schedule.kind=cosine", *SHORT], "learn_schedule"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(

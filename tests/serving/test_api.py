@@ -130,7 +130,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
     "two": ({"convergeflow": {"pins": [{"position": 1}]}}, 400, "either"),
     "rival": ({"model": "ar", "convergeflow": {"scg": 2.0}}, 400, "scg"),
     "set": ({"model": "ar", "convergeflow": {"set": {"heat": 1}}}, 400, "heat"),
-    "overflow": ({"convergeflow": {"scg": 1e300, "nfe": 8}}, 422, "finite"),
+    "too strong": ({"convergeflow": {"scg": 1e300, "nfe": 8}}, 400, "scg"),
 }
 
 

@@ -132,8 +132,11 @@ def test_stages_decide_what_is_trained() -> None:
     assert not any(p.requires_grad for p in model.learned_schedule.parameters())  # type: ignore[union-attr]
     model.enter_stage(stage(objective="ce", learn_table=True, learn_schedule=True))
     assert model.network.embedding.weight.requires_grad
-    with pytest.raises(UserError, match="ce objective"):
-        model.enter_stage(stage(learn_schedule=True))
+    model.enter_stage(stage(learn_schedule=True))  # as in the published code: the loss itself moves the schedule
+    assert model.learned_schedule is not None and model.learned_schedule.by_loss
+    assert model.learned_schedule.loc.requires_grad and not model.learned_schedule.entropy.requires_grad
+    with pytest.raises(UserError, match="gumbel"):
+        small(schedule={"kind": "cosine"}).enter_stage(stage(objective="ce", learn_schedule=True))
 
 
 @pytest.mark.parametrize("objective", ["ce", "mse"])

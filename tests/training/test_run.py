@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from convergeflow import files
 from convergeflow.errors import UserError
 from convergeflow.model.embedding import normalise_rows
 from convergeflow.training import checkpoint
@@ -148,8 +149,8 @@ def test_memory_is_counted_for_both_ways_to_share_the_work() -> None:
 
 def test_a_run_of_another_number_of_processes_goes_on_with_one_line(tmp_path: Path) -> None:
     outcome = train(resolve("test", SHORT), tmp_path)
-    state = checkpoint.read_json(outcome.checkpoint / "trainer.json")
-    checkpoint.write_json(outcome.checkpoint / "trainer.json", {**state, "world": 8})
+    state = files.read_json(outcome.checkpoint / "trainer.json")
+    files.write_json(outcome.checkpoint / "trainer.json", {**state, "world": 8})
     checkpoint.seal(outcome.checkpoint)
     warnings: list[str] = []
     longer = saved_config(tmp_path, ["stages.1.steps=5"])

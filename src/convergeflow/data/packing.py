@@ -80,7 +80,7 @@ class Unfinished:
         if os.path.lexists(self.folder) and not self._is_ours(note):
             raise UserError(f"{self.folder} is in the way and not left by `prepare`: move it, or choose another folder")
         noted = read_json(note, ProgressNote) if note.is_file() else {}
-        if noted.get("key") == key and (self.folder / "tokenizer.json").is_file():
+        if noted.get("key") == key and "facts" in noted["done"]:  # before that nothing was begun
             self.done = noted["done"]
             self.tokenizer = Tokenizer.load(self.folder)
             return

@@ -85,8 +85,8 @@ class Settings:
                 f"{self.self_condition}"
             )
         for name, value in (("temperature", self.temperature), ("base_temperature", self.base_temperature)):
-            if not 1e-3 <= value <= 1e3:
-                raise UserError(f"`{name}` must be a positive number, 0.001 to 1000, not {value}; 1 changes nothing")
+            if not 1e-6 <= value <= 1e3:
+                raise UserError(f"`{name}` must be a positive number, 0.000001 to 1000, not {value}; 1 changes nothing")
         if self.solver == "kernel" and self.freeze is not None:
             raise UserError("`freeze` is for solvers that stop at the grid's end: drop it or `solver` kernel")
         if self.block is not None and self.block < 1:
