@@ -27,8 +27,8 @@ PARTS = (("plaid", "ar", "mdlm"), ("elf", "langflow"), ("sedd-uniform", "flm", "
 
 LESSONS = {
     "ar": Lesson((stage("ce", 300),)),
-    "mdlm": Lesson((stage("ce", 300),)),
-    "sedd-absorb": Lesson((stage("ce", 300),)),
+    "mdlm": Lesson((stage("ce", 300),), nfe=512),
+    "sedd-absorb": Lesson((stage("ce", 600),), nfe=512),
     # From here on every word is there from the start and may be wrong: more sequences, more width, more calls.
     "sedd-uniform": Lesson((stage("ce", 400),), {"width": 64}, (5e-3, 0.02), copies=12, nfe=64),
     "duo": Lesson((stage("ce", 800),), {"width": 64}, nfe=128),
