@@ -31,7 +31,7 @@ LESSONS = {
     "sedd-absorb": Lesson((stage("ce", 600),), nfe=512),
     # From here on every word is there from the start and may be wrong: more sequences, more width, more calls.
     "sedd-uniform": Lesson((stage("ce", 400),), {"width": 64}, (5e-3, 0.02), copies=12, nfe=64),
-    "duo": Lesson((stage("ce", 800),), {"width": 64}, nfe=128),
+    "duo": Lesson((stage("ce", 800),), {"width": 64}, (5e-3, 0.01), nfe=128),
     "flm": Lesson((stage("ce", 300),), {"width": 96, "depth": 3, "heads": 3}, copies=8, nfe=64),
     "plaid": Lesson((stage("ce", 400),), {"width": 64}, (5e-3, 0.02), copies=9),
     "elf": Lesson((stage("ce", 200), stage("mse", 500)), {"width": 64}, (5e-3, 0.02), copies=2),
