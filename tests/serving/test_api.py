@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 import convergeflow as cf
@@ -142,6 +143,15 @@ def test_a_mistake_is_one_sentence_in_openais_format(client: TestClient, name: s
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and says in error["message"]
     assert "\n" not in error["message"] and "Traceback" not in response.text
+
+
+def test_a_flow_that_leaves_the_numbers_is_the_requests_failure(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "lerp", lambda start, end, weight: start * float("nan"))  # guidance goes astray
+    response = complete(client, convergeflow={"refine": 2, "scg": 2.0, "nfe": 9})
+    assert response.status_code == 422, response.text
+    assert "finite" in response.json()["error"]["message"]
 
 
 def test_bodies_that_are_no_requests(client: TestClient) -> None:
