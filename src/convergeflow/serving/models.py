@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,21 +16,19 @@ from convergeflow.sampling.settings import PRESETS
 from convergeflow.sampling.wrappers import NetworkPredictor
 from convergeflow.systems.protocol import LanguageModel
 
-FILES = ("config.json", "model.safetensors", "ema.safetensors", "tokenizer.json", "manifest.json")
-"""A change of one of these is a change of the model."""
-
-Signature = tuple[tuple[int, int, int], ...]
+Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def signature(folder: Path) -> Signature:
-    """What tells a folder's state from another: time, size and number of each of its files."""
+    """What tells a folder's state from another: name, time, size and number of each of its files.
+
+    All of them count: a manifest lists them all, so a copy is whole only when the last of them is there.
+    """
     found = []
-    for name in FILES:
-        try:
-            status = (folder / name).stat()
-            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        except FileNotFoundError:
-            found.append((0, 0, 0))
+    for path in sorted(folder.iterdir()):
+        with suppress(FileNotFoundError):  # gone since it was listed
+            status = path.stat()
+            found.append((path.name, status.st_mtime_ns, status.st_size, status.st_ino))
     return tuple(found)
 
 
