@@ -109,7 +109,7 @@ def place(root: Path, made: Path, group: str, source: str) -> None:
 def damage(path: Path, kind: str, number: int) -> None:
     """Change one thing of a file; `number` says which."""
     if kind == "rename":
-        target = path.with_name(NAMES[number % len(NAMES)])
+        target = path.parent / NAMES[number % len(NAMES)]
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
     elif kind == "link":
