@@ -31,7 +31,8 @@ def load_published(file: str | Path, *, weights: str = "ema", length: int | None
     archive = _open(Path(file).expanduser())
     state = _state(archive, WEIGHTS[weights], file)
     if length is None:
-        options = plain_values(archive.get("args").state) if isinstance(archive.get("args"), SetAside) else None
+        aside = archive.get("args")
+        options = plain_values(aside.state) if isinstance(aside, SetAside) else None
         given = options.get("block_size") if isinstance(options, dict) else None
         length = given if isinstance(given, int) and given > 0 else DEFAULT_LENGTH
     return model_from_weights(state, _config(state, length, file), f"{file} ({weights})")

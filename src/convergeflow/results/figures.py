@@ -72,9 +72,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """PNG and SVG under one name."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     with style():  # resolution and the names inside an SVG are chosen here
-        for path, about in zip(paths, ({}, {"metadata": {"Date": None}}), strict=True):
+        for path in paths:
             drawn = io.BytesIO()  # an SVG is written in thousands of pieces: the disk sees one
-            figure.savefig(drawn, format=path.suffix[1:], **about)
+            about = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(drawn, format=path.suffix[1:], metadata=about)
             with files.replacing(path) as draft:
                 draft.write_bytes(drawn.getvalue())
     pyplot.close(figure)
