@@ -1,7 +1,7 @@
 """docs/images/flow.svg: a text of the shipped model on its way from noise to words, step by step.
 
-Every frame is a real one, of `model.generate(observe=...)`: the word at a position is the one with the largest weight, and
-the smaller that weight, the fainter the word. The strip below the text keeps all steps. To draw it again:
+Every frame is a real one, of `model.generate(observe=...)`: the word at a position is the one with the largest weight,
+and the smaller that weight, the fainter the word. The strip below the text keeps all steps. To draw it again:
 
     python tools/animation.py
 """
@@ -92,7 +92,8 @@ def draw(made: dict[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>A text of stories-small on its way from noise to words: {escape(sample['text'])}</title>",
         f"<style>{style}{shades}</style>",
-        f'<text class="s" x="{MARGIN}" y="{strip - 12}">Every row is a step, every column a position: the stronger the colour, the surer the word.</text>',
+        f'<text class="s" x="{MARGIN}" y="{strip - 12}">Every row is a step, every column a position: '
+        "the stronger the colour, the surer the word.</text>",
     ]
     for number, frame in enumerate(frames):
         last = number == len(frames) - 1

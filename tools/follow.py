@@ -7,9 +7,9 @@ A reader is played: blocks are run in their order, in one shell and one Python s
     ```python file=NAME      written to NAME, as the text asks (any language)
     ```text output           must be what the block before it printed; `...` stands for anything
 
-Other blocks are for reading. Three things are different from what a reader does, so that this fits into CI, and they are
-printed when they happen: the repository is cloned from this one, `make setup` takes an environment that has the wheel of
-`make wheel` and the dependencies of .venv, and `--minutes N` is shortened (`--minutes ""` keeps the page's own).
+Other blocks are for reading. Three things are different from what a reader does, so that this fits into CI, and they
+are printed when they happen: the repository is cloned from this one, `make setup` takes an environment that has the
+wheel of `make wheel` and the dependencies of .venv, and `--minutes N` is shortened (`--minutes ""` keeps the page's).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Session:
     """A shell or a Python process that runs one block after the other and says what each printed."""
 
     def __init__(self, command: list[str], place: Path, environment: dict[str, str]) -> None:
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the session)
         self.process = subprocess.Popen(
             command,
             cwd=place,
@@ -156,6 +156,8 @@ class Reader:
     def run(self, block: Block) -> str:
         if block.language == "python":
             return self.python.run(json.dumps([block.text, block.place]))
+        if " && " in block.text:
+            raise Failure("a shell does not stop at a failure before &&: write two lines")
         script = self.scripts / f"{block.place.replace('/', '-').replace(':', '-')}.sh"
         script.write_text(self.shortened(block), encoding="utf-8")
         # Sourced, so that folder and variables stay; without input, so that no command eats the blocks to come.

@@ -6,6 +6,7 @@ python tools/pictures.py
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -40,7 +41,7 @@ def plane() -> None:
     ours = paper.sample(log_f, E, x, gammas, none.long(), none, none)
     ends = [torch.stack([*ours.states, ours.x])[:, :, 0]]
     states = [x]
-    for now, then in zip(gammas[:-1], gammas[1:], strict=True):
+    for now, then in pairwise(gammas):
         level = now.expand(len(x))
         alpha, sigma = paper.coefficients(level)
         states.append(paper.step(states[-1], states[-1] / (alpha + sigma), level, then.expand(len(x))))

@@ -113,8 +113,8 @@ def python_reference() -> str:
     text = [
         "# Python reference",
         "",
-        "Every name of `import convergeflow as cf`, written from the code. [The Python interface](../api.md) explains them "
-        "with examples.",
+        "Every name of `import convergeflow as cf`, written from the code. [The Python interface](../api.md) explains "
+        "them with examples.",
         "",
         "## Functions",
         "",
@@ -220,10 +220,9 @@ def main() -> int:
     wrong = other_hosts(SITE)
     for each in wrong:
         print(f"error: another host: {each}", file=sys.stderr)
-    pages = sum(1 for _ in SITE.rglob("*.html"))
-    print(
-        f"build/site: {pages} pages, {sum(file.stat().st_size for file in SITE.rglob('*') if file.is_file()) / 1e6:.0f} MB"
-    )
+    files = [file for file in SITE.rglob("*") if file.is_file()]
+    pages = sum(file.suffix == ".html" for file in files)
+    print(f"build/site: {pages} pages, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB")
     return 1 if wrong else 0
 
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import venv
 import zipfile
@@ -63,8 +62,9 @@ def install(wheel: Path) -> None:
         capture_output=True,
         text=True,
     ).stdout.strip()
-    # A path in a .pth file is only put on the path: the .pth files that lie there, such as an editable install's, are not read.
-    Path(own, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    # Such a path is only put on the path. The .pth files that lie there, as that of an editable install, are not read.
+    theirs = [path for path in sys.path if Path(path).name == "site-packages"]
+    Path(own, "dependencies.pth").write_text("\n".join(theirs) + "\n", encoding="utf-8")
 
 
 def use() -> None:

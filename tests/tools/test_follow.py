@@ -11,7 +11,8 @@ import pytest
 PAGE = """# Title
 
 ```bash runnable
-mkdir inner && cd inner
+mkdir inner
+cd inner
 greeting=hello
 ```
 
@@ -61,11 +62,12 @@ def test_a_page_is_followed_with_its_folder_its_variables_and_its_names(follow: 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("21\n", "22\n"), "page.md:37: the page says:\n22"),
+        (("21\n", "22\n"), "page.md:35: the page says:\n22"),
         (("mkdir inner", "mkdir inner/deep"), "page.md:3:"),
         (("number = 20", "nombre = 20"), "NameError"),
-        (("echo", "false; echo"), "page.md:16:"),
+        (("echo", "false; echo"), "page.md:17:"),
         (("inner ...", "outer ..."), "the page says"),
+        (("mkdir inner\ncd", "mkdir inner && cd"), "write two lines"),
     ],
 )
 def test_a_page_that_lies_is_found_out(follow: Any, tmp_path: Path, change: tuple[str, str], said: str) -> None:
