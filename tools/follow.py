@@ -167,7 +167,7 @@ class Reader:
         """The block with the three differences between a reader and this script."""
         text = block.text
         for what, instead in (
-            (r"https://github\.com/convergeflow/convergeflow(\.git)?", shlex.quote(str(ROOT))),
+            (r"https://github\.com/convergeflow/convergeflow\b", f"{shlex.quote(str(ROOT))} convergeflow"),
             (r"make setup\b", f"ln -sfn {shlex.quote(str(FRESH))} .venv"),
             (r"--minutes \S+", f"--minutes {self.minutes}" if self.minutes else r"\g<0>"),
         ):
