@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -138,7 +139,7 @@ def test_shares_follow_the_clock_of_the_flow() -> None:
     times = substeps(0.1, 0.5, 4)
     assert times == pytest.approx((0.1, 0.2, 0.3, 0.4))
     rho = [t / (1 - t) for t in (*times, 0.5)]
-    expected = [(b - a) / (rho[-1] - rho[0]) for a, b in zip(rho, rho[1:], strict=False)]
+    expected = [(b - a) / (rho[-1] - rho[0]) for a, b in itertools.pairwise(rho)]
     assert shares(times, 0.5, Linear()).tolist() == pytest.approx(expected, abs=1e-14)
 
 

@@ -1,13 +1,15 @@
 """What a long step of a teacher amounts to: one prediction, which is again an average of embeddings.
 
-In y = x/sigma and rho = alpha/sigma a flow is dy/d rho = mu(y, rho). A teacher that goes from s to t in substeps moves by
+In y = x/sigma and rho = alpha/sigma a flow is dy/d rho = mu(y, rho). A teacher that goes from s to t in substeps moves
+by
 
     y_t - y_s = sum_k (rho_{k+1} - rho_k) mu_k = (rho_t - rho_s) mu_bar,   mu_bar = sum_k (d rho_k / d rho) mu_k
 
 so one Euler step with mu_bar ends where the teacher ends, for any number of substeps. Each mu_k = E^T w_k is a
-barycentre of embeddings, hence so is mu_bar = E^T w_bar, with w_bar = sum_k (d rho_k / d rho) w_k: the student of a long
-step is an embedding-weighted predictor too. It can learn mu_bar by regression, or w_bar by cross-entropy: a substep drawn
-with probability d rho_k / d rho, and a token from the teacher's weights there, are a draw from w_bar.
+barycentre of embeddings, hence so is mu_bar = E^T w_bar, with w_bar = sum_k (d rho_k / d rho) w_k: the student of a
+long step is an embedding-weighted predictor too. It can learn mu_bar by regression, or w_bar by cross-entropy: draw a
+substep with probability d rho_k / d rho and a token from the teacher's weights there, and the token is a draw from
+w_bar.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A student: a ConvergeFlow model that learns to make a teacher's long step with one network call.
 
 It samples with one call a step and is told what it predicted at the step before (`self_condition` previous). Training
-follows it: it walks from noise on its own few grid points, and at every state that it comes to the teacher shows what it
-would have done from there (`barycentre.py`). So the student learns at the states that it will meet, after its own
+follows it: it walks from noise on its own few grid points, and at every state that it comes to the teacher shows what
+it would have done from there (`barycentre.py`). So the student learns at the states that it will meet, after its own
 errors too. The midpoint grids of 1, 2, 4, 8, ... steps have no point in common: the noise level tells the network how
 long its step is, and one student serves them all.
 """
@@ -77,7 +77,7 @@ class Student(ConvergeFlowModel):
 
         The text is there for models of blocks, which walk behind its words.
         """
-        visits, noisy, shown, prediction = self._lesson(tokens, draws)
+        _visits, noisy, shown, prediction = self._lesson(tokens, draws)
         parts = {name: LOSSES[name](shown.mu, noisy, prediction) for name in ("mse", "ce")}
         return Loss(parts[self.objective.kind], {name: value.detach() for name, value in parts.items()})
 
@@ -149,7 +149,7 @@ class Student(ConvergeFlowModel):
         return visits
 
     def _shown(self, words: Tensor, visits: list[Visit], draws: RowDraws) -> list[Barycentre]:
-        """What the teacher shows at each visit, in as many substeps as a whole trajectory of its own would have there."""
+        """What the teacher shows at each visit, in as many substeps as a trajectory of its own would have there."""
         predictor = behind(self.teacher.model.bind(), words)
         steps = self.teacher.steps
         return barycentres(

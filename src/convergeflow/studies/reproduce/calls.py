@@ -1,9 +1,9 @@
 """Quality against network calls: a model, the same without training but with its calls spent better, and its student.
 
 All points start from the same noises, so ratios of Gen. PPL are taken noise by noise. A target is met or missed only if
-the number lies two standard errors away from it. How a sampler ends is looked at as well: the prediction that drives its
-steps, which guidance may push out of the convex hull of the embeddings, and the state after a closing step with the
-last one.
+the number lies two standard errors away from it. How a sampler ends is looked at as well: the predictions that drive
+its steps, which guidance may push out of the convex hull of the embeddings, and the state after a closing step with the
+last of them.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def hull(result: ExperimentResult, teacher: str, student: str) -> Judgement:
     if guided is None or weighted is None:
         return not_testable("not measured at this scale")
     evidence = (
-        f"predictions longer than any embedding: teacher {guided['outside']:.1%} (longest {guided['longest']:.2f} times), "
+        f"predictions longer than any embedding: model {guided['outside']:.1%} (longest {guided['longest']:.2f} times), "
         f"student {weighted['outside']:.1%} (longest {weighted['longest']:.4f} times)"
     )
     return Judgement(decide(guided["outside"] > 0 and weighted["outside"] == 0, resolved=True), evidence)
