@@ -1,9 +1,9 @@
 """The best use of a few network calls, without training: how many steps, how much refinement, guidance and heat, where.
 
 A budget of calls can go into steps or into refinements, with more or less guidance, at a higher or lower temperature,
-by either of two solvers, at grid points of many kinds. `search` tries the ways in turn on held-out noises, each from the
-best found before, and keeps what has the lowest Gen. PPL at the entropy of a reference: the same preset with all its
-calls. `fit_grid` moves the grid points until trajectories end where those of the reference end, noise by noise.
+by either of two solvers, at grid points of many kinds. `search` tries the ways in turn on held-out noises, each from
+the best found before, and keeps what has the lowest Gen. PPL at the entropy of a reference: the same preset with all
+its calls. `fit_grid` moves the grid points until trajectories end where those of the reference end, noise by noise.
 Whatever is not better than the preset itself is not used.
 """
 

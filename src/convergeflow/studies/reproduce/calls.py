@@ -180,7 +180,7 @@ def hull(result: ExperimentResult, teacher: str, student: str) -> Judgement:
     if guided is None or weighted is None:
         return not_testable("not measured at this scale")
     evidence = (
-        f"predictions longer than any embedding: model {guided['outside']:.1%} (longest {guided['longest']:.2f} times), "
+        f"predictions longer than an embedding: model {guided['outside']:.1%} (longest {guided['longest']:.2f} times), "
         f"student {weighted['outside']:.1%} (longest {weighted['longest']:.4f} times)"
     )
     return Judgement(decide(guided["outside"] > 0 and weighted["outside"] == 0, resolved=True), evidence)
