@@ -134,7 +134,7 @@ def test_another_teacher_or_another_text_is_refused(teacher: Path, tmp_path: Pat
     other = config.model_copy(update={"distill": config.distill.model_copy(update={"weights": "0" * 16})})
     with pytest.raises(UserError, match="other weights"):
         build_student(other, 20)
-    with pytest.raises(UserError, match="corpus.name="):
+    with pytest.raises(UserError, match=r"corpus\.name="):
         build_student(config, 20)
     load_model(teacher).save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match="does not say what its text was"):

@@ -20,6 +20,8 @@ from convergeflow.studies.tune import Tried
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
+import itertools
+
 from tiny_model import saved_word_model
 
 
@@ -70,7 +72,7 @@ def test_strength_and_heat_start_from_the_best() -> None:
 def test_a_warped_grid_is_a_grid_and_the_plain_one_is_among_them() -> None:
     assert tune.warped(5, (1.0, 1.0)) == pytest.approx(midpoint_grid(5).tolist())
     grid = tune.warped(6, (1.7, 0.6))
-    assert all(0 < a < b < 1 for a, b in zip(grid, grid[1:], strict=False))
+    assert all(0 < a < b < 1 for a, b in itertools.pairwise(grid))
     assert grid[2] == pytest.approx(1 - (1 - (2.5 / 6) ** 1.7) ** 0.6)
 
 
