@@ -94,8 +94,8 @@ def test_the_command_trains_and_the_student_is_an_ordinary_model(
     journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     assert {"mse", "ce", "loss"} <= set(next(line for line in journal if line.get("step") == 1))
     assert main(["generate", "--model", str(out), "--num", "1", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert made["nfe"] == 8 and made["settings"]["self_condition"] == "previous"
+    made = json.loads(capsys.readouterr().out)
+    assert made["nfe"] == 8 and made["samples"][0]["settings"]["self_condition"] == "previous"
     assert main(["train", "--out", str(out), "--resume"]) == 2
     assert "convergeflow distill" in capsys.readouterr().err
     assert main(["distill", "--out", str(out), "--resume", "stages.0.steps=7"]) == 0
@@ -116,7 +116,7 @@ def test_a_dry_run_says_what_it_costs(teacher: Path, capsys: pytest.CaptureFixtu
         (["distill", "stories-smal"], "did you mean 'stories-small'"),
         (["distill", "stories-ar"], "must be a flow"),
         (["distill", "stories-direct"], "weights over the token table"),
-        (["distill", "stories-small", "distill.cals=[4]"], "did you mean 'calls'"),
+        (["distill", "stories-small", "distill.cals=[4]"], "did you mean 'distill.calls'"),
         (["distill", "stories-small", "distill.sampling={preset: standard-text}"], "distill.sampling"),
         (["distill", "stories-small", "--recipe", "stories"], "a recipe for `convergeflow train`"),
         (["train", "swift"], "convergeflow distill"),

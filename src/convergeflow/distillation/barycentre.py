@@ -68,10 +68,10 @@ class Average:
 
     def __init__(self, weights: Tensor, draws: RowDraws, length: int) -> None:
         self.weights = weights
-        chance = draws.uniform(2, length)
+        chance = draws.uniform(2, length).transpose(0, 1).contiguous()
         # Which substep a position draws its token from.
-        self.chosen = torch.searchsorted(weights.cumsum(0), chance[:, 0]).clamp(max=len(weights) - 1)
-        self.chance = chance[:, 1]
+        self.chosen = torch.searchsorted(weights.cumsum(0), chance[0]).clamp(max=len(weights) - 1)
+        self.chance = chance[1]
         self.mu: Tensor | None = None
         self.tokens = torch.zeros_like(self.chosen)
 
