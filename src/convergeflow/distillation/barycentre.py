@@ -28,6 +28,8 @@ from convergeflow.sampling.integration import cohort
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Predictor
 
+SMALL_VOCABULARY = 1024
+"""Up to so many tokens the whole of w_bar is kept."""
 LARGEST_RHO = 1e30
 """Stands for rho at data without noise, which is infinite: the last substep then has all the weight."""
 
@@ -49,6 +51,18 @@ class Barycentre:
     """mu_bar."""
     tokens: Tensor
     """One draw from w_bar at every position."""
+    weights: Tensor | None = None
+    """w_bar itself, where the vocabulary is small enough to keep it."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Barycentre]) -> Barycentre:
+        """Several spans as one."""
+        kept = [part.weights for part in parts if part.weights is not None]
+        return cls(
+            torch.cat([part.mu for part in parts]).float(),
+            torch.cat([part.tokens for part in parts]),
+            torch.cat(kept).float() if len(kept) == len(parts) else None,
+        )
 
 
 def substeps(begin: float, end: float, count: int) -> tuple[float, ...]:
@@ -66,6 +80,9 @@ def shares(times: Sequence[float], end: float, schedule: Schedule) -> Tensor:
 class Average:
     """Observes the substeps of a teacher and averages them; a substep and a token are drawn for every position."""
 
+    whole: Tensor | None = None
+    """The averaged weights so far."""
+
     def __init__(self, weights: Tensor, draws: RowDraws, length: int) -> None:
         self.weights = weights
         chance = draws.uniform(2, length).transpose(0, 1).contiguous()
@@ -76,22 +93,23 @@ class Average:
         self.tokens = torch.zeros_like(self.chosen)
 
     def __call__(self, step: Step) -> None:
-        share = float(self.weights[step.index]) * step.mu
-        self.mu = share if self.mu is None else self.mu + share
-        if bool((here := self.chosen == step.index).any()):
-            # The weights of the last call: a guided prediction is an extrapolation, and has none of its own.
-            logits = torch.cat(
-                [each.last.log_f.logits(each.x, each.point.at.expand(len(each.x))) for each in step.arrivals]
-            )
-            rising = logits.double().softmax(-1).cumsum(-1)
-            drawn = torch.searchsorted(rising, self.chance.to(rising.device)[..., None])[..., 0]
-            drawn = drawn.clamp(max=logits.shape[-1] - 1).to(self.tokens.device)
-            self.tokens = torch.where(here, drawn, self.tokens)
+        share, small = float(self.weights[step.index]), len(step.table) <= SMALL_VOCABULARY
+        self.mu = share * step.mu if self.mu is None else self.mu + share * step.mu
+        if not small and not bool((self.chosen == step.index).any()):
+            return
+        # The weights of the last call: a guided prediction is an extrapolation, and has none of its own.
+        logits = [each.last.log_f.logits(each.x, each.point.at.expand(len(each.x))) for each in step.arrivals]
+        weights = torch.cat(logits).double().softmax(-1)
+        drawn = torch.searchsorted(weights.cumsum(-1), self.chance.to(weights.device)[..., None])[..., 0]
+        drawn = drawn.clamp(max=weights.shape[-1] - 1).to(self.tokens.device)
+        self.tokens = torch.where(self.chosen == step.index, drawn, self.tokens)
+        if small:
+            self.whole = share * weights if self.whole is None else self.whole + share * weights
 
     def result(self) -> Barycentre:
         """What was averaged."""
         assert self.mu is not None
-        return Barycentre(self.mu, self.tokens.to(self.mu.device))
+        return Barycentre(self.mu, self.tokens.to(self.mu.device), self.whole)
 
 
 @torch.no_grad()

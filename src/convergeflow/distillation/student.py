@@ -10,7 +10,7 @@ long its step is, and one student serves them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.fused import Weighted
 from convergeflow.model.views import WHOLE, View
 from convergeflow.objective.corruption import Noisy
-from convergeflow.objective.losses import LOSSES, Loss
+from convergeflow.objective.losses import Loss, ce, mse
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.cohort import Step
 from convergeflow.sampling.integration import integrate
-from convergeflow.sampling.settings import Settings
+from convergeflow.sampling.settings import PRESETS, Settings
 from convergeflow.sampling.wrappers import NetworkPredictor
 from convergeflow.systems.convergeflow import ConvergeFlowModel
 from convergeflow.systems.protocol import Samples
@@ -73,12 +73,12 @@ class Student(ConvergeFlowModel):
         """It has its teacher's."""
 
     def loss(self, tokens: Tensor, *, times: Tensor, draws: RowDraws) -> Loss:
-        """The stage's loss at every state of one walk per row: `mse` to mu_bar, or `ce` to draws from w_bar.
+        """The stage's loss at every state of one walk per row: `mse` to mu_bar, or `ce` to w_bar.
 
         The text is there for models of blocks, which walk behind its words.
         """
         _visits, noisy, shown, prediction = self._lesson(tokens, draws)
-        parts = {name: LOSSES[name](shown.mu, noisy, prediction) for name in ("mse", "ce")}
+        parts = {"mse": mse(shown.mu, noisy, prediction), "ce": ce(shown.mu, noisy, prediction)}
         return Loss(parts[self.objective.kind], {name: value.detach() for name, value in parts.items()})
 
     @torch.no_grad()
@@ -115,9 +115,12 @@ class Student(ConvergeFlowModel):
         view: View = WHOLE
         if span.start:
             view = self.network.remember(table[words], table).rows(rows.to(self.device))
-        said = self.network(x, at, condition, view, table)
-        whole = Barycentre(torch.cat([each.mu for each in shown]).float(), torch.cat([each.tokens for each in shown]))
-        return visits, Noisy(x, at, view), whole, said.weigh(x, at, targets=whole.tokens)
+        said, whole = self.network(x, at, condition, view, table), Barycentre.joined(shown)
+        prediction = said.weigh(x, at, targets=whole.tokens)
+        if whole.weights is not None:  # the mean over all draws, which has less noise than one
+            exact = -(whole.weights * said.logits(x, at).log_softmax(-1)).sum(-1)
+            prediction = replace(prediction, cross_entropy=exact)
+        return visits, Noisy(x, at, view), whole, prediction
 
     def _block(self, length: int, draws: RowDraws) -> range:
         """The positions that a walk makes: all, or one block of a model of blocks."""
@@ -163,7 +166,7 @@ class Student(ConvergeFlowModel):
 
 def own_settings(calls: int) -> Settings:
     """How a student is sampled: one call a step, with the prediction of the step before."""
-    return Settings(nfe=calls, self_condition="previous")
+    return replace(PRESETS["swift"], nfe=calls)
 
 
 @torch.no_grad()
