@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convergeflow.cli import options
 from convergeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from convergeflow.training.config import RunConfig
 
 
 def distill(
@@ -52,15 +55,10 @@ def distill(
     from convergeflow.cli.train import carry_out, foretell
     from convergeflow.distillation.run import build_student, configuration
     from convergeflow.training import run
-    from convergeflow.training.recipes import leaves
 
     config = None if teacher is None else configuration(teacher, recipe, overrides)
-    if dry_run:
-        assert config is not None
-        given = {text.partition("=")[0].strip() for text in overrides}
-        rows = [(".".join(path), value) for path, value in leaves(config.to_dict())]
-        table = [(key, value, "command line" if key in given else _origin(key, recipe)) for key, value in rows]
-        foretell(config, table, build_student, json)
+    if dry_run and config is not None:
+        foretell(config, _origins(config, recipe, overrides), build_student, json)
         return
     out = out or Path("runs") / f"{Path(teacher or '').name or 'teacher'}-swift"
     if config is None or resume:
@@ -70,7 +68,17 @@ def distill(
     carry_out(config, out, "distill", json, resume=resume, build=build_student)
 
 
-def _origin(key: str, recipe: str) -> str:
-    """Where a value comes from that the command line does not give."""
-    of_teacher = key.startswith(("model.", "corpus.")) or key in ("distill.teacher", "distill.weights")
-    return "the teacher" if of_teacher else f"recipe {recipe} or default"
+def _origins(config: RunConfig, recipe: str, overrides: list[str]) -> list[tuple[str, Any, str]]:
+    """(key, value, where the value comes from) of a configuration."""
+    from convergeflow.training.recipes import leaves
+
+    given = {text.partition("=")[0].strip() for text in overrides}
+
+    def origin(key: str) -> str:
+        if key in given:
+            return "command line"
+        of_teacher = key.startswith(("model.", "corpus.")) or key in ("distill.teacher", "distill.weights")
+        return "the teacher" if of_teacher else f"recipe {recipe} or default"
+
+    rows = [(".".join(path), value) for path, value in leaves(config.to_dict())]
+    return [(key, value, origin(key)) for key, value in rows]
