@@ -233,6 +233,10 @@ class Campaign:
             ended = run(words, root)
         else:
             shutil.rmtree(root / "run/model")
+            for newer in sorted((root / "run/checkpoints").iterdir(), reverse=True):
+                if newer in path.parents or name == "run/journal.jsonl":
+                    break
+                shutil.rmtree(newer)  # or the changed one would not be used
             ended = run(["train", "--out", root / "run", "--resume"], root)
             if ended.code == 0:  # an older checkpoint took its place
                 shutil.rmtree(root / "corpus")

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,8 @@ def _content(path: Path) -> bytes:
         return b"drawn"
     content = path.read_bytes()
     if path.suffix == ".json" and path.name not in ("manifest.json", "run.json", "config.json"):
-        return json.dumps(_timeless(json.loads(content)), sort_keys=True).encode()
+        with suppress(ValueError):
+            return json.dumps(_timeless(json.loads(content)), sort_keys=True).encode()
     return content
 
 

@@ -172,6 +172,12 @@ KEPT: tuple[Case, ...] = (
     Case("train", (("model.schedule.kind", "[1]"),)),
     Case("blind", (), ("samples.jsonl", "nest", 0)),
     Case("inspect", (), ("record.json", "value", 3)),
+    Case("parquet", (), None, "broken.parquet"),
+    Case("hub", (), ("hub/plain_text/train/0000.parquet", "value", 2400673), "text-zstd.parquet"),
+    Case("peers", (), ("checkpoints-meta/checkpoint.pth", "flip", 9897), "sedd run"),
+    Case("peers", (), ("", "insert", 109946), "duo file"),
+    Case("peers", (), ("", "overwrite", 25108), "duo file"),
+    Case("peers", (), ("", "header", 633), "elf file"),
 )
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import convergeflow as cf
 from convergeflow.cli.main import main
-from convergeflow.serving.models import Shelf
+from convergeflow.serving.models import Served, Shelf
 from convergeflow.training import checkpoint
 from served import running, until, write_model
 
@@ -188,6 +188,27 @@ def test_a_copy_that_ends_with_a_small_file_is_loaded(tmp_path: Path) -> None:
         (folder / name).write_bytes(new[name])
     assert said and all("cannot be loaded" in line for line in said)
     assert shelf.refresh(said.append) == ["m"]
+
+
+def test_a_copy_that_becomes_whole_while_it_is_refused_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = write_model(tmp_path / "m", seed=3), write_model(tmp_path / "other", seed=4)
+    new = (other / "model.safetensors").read_bytes()
+    shelf = Shelf([str(folder)])
+    load = Served.load
+
+    def slow(*how: Any) -> Served:
+        try:
+            return load(*how)
+        finally:
+            (folder / "model.safetensors").write_bytes(new)  # the copy ends while the server reads a part of it
+
+    (folder / "model.safetensors").write_bytes(new[:1000])
+    monkeypatch.setattr(Served, "load", slow)
+    assert shelf.refresh() == []
+    monkeypatch.setattr(Served, "load", load)
+    assert shelf.refresh() == ["m"]
 
 
 def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,19 +95,18 @@ class Shelf:
         """Load what has changed on disk; a folder that cannot be loaded is left as it was, and said so once."""
         changed = []
         for name, source in self.sources.items():
-            try:
-                now = signature(zoo.locate(source))
-                if now == self.models[name].signature or now == self._refused.get(name):
-                    continue
-                fresh = Served.load(name, source, self.device)
-                if fresh.signature != signature(zoo.locate(source)):
-                    continue  # still being written: the next round sees the end
-            except Exception as failure:
-                said = self._refused.get(name)
-                self._refused[name] = _signature_or_none(source)
-                if said != self._refused[name]:
-                    say(f"{name} has changed and cannot be loaded, the old one stays: {' '.join(str(failure).split())}")
+            now = _signature_or_none(source)
+            if now == self.models[name].signature or now == self._refused.get(name):
                 continue
+            try:
+                fresh = Served.load(name, source, self.device)
+            except Exception as failure:
+                # What was refused is what was there before: it may be whole by now.
+                self._refused[name] = now
+                say(f"{name} has changed and cannot be loaded, the old one stays: {' '.join(str(failure).split())}")
+                continue
+            if fresh.signature != _signature_or_none(source):
+                continue  # still being written: the next round sees the end
             self.models[name] = fresh
             self._refused.pop(name, None)
             changed.append(name)
