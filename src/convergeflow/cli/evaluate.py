@@ -87,6 +87,8 @@ def evaluate(
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
             )
+    if corpus is None and loaded is not None:
+        corpus = zoo.trained_on(model or zoo.DEFAULT_MODEL, drawn.ids.shape[1])
     reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
