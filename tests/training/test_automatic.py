@@ -11,7 +11,7 @@ import pytest
 
 from convergeflow import zoo
 from convergeflow.data.prepare import prepare
-from convergeflow.data.unprepared import Choice, look, settings
+from convergeflow.data.unprepared import Decision, look, settings
 from convergeflow.errors import UserError
 from convergeflow.training import automatic
 from convergeflow.training.automatic import plan_for_text
@@ -61,7 +61,7 @@ def test_the_size_follows_the_machine_and_the_run_fits_into_its_time(
     plan = plan_for_text([str(folder)], minutes=3, began=100.0)
     system = plan.config.model.system
     assert (system.width, system.depth) == expected
-    looks = automatic.LOOK_STEPS * (automatic.LOOKS + 2)
+    looks = automatic.LOOK_STEPS * (automatic._looks(plan.config.total_steps) + 2)
     spent = automatic.CLOSING + (plan.config.total_steps + looks) * automatic.CAUTION * seconds[expected]
     assert 0.95 * 180 < spent <= 180
     ce, mse = plan.config.stages
@@ -75,12 +75,14 @@ def test_time_that_was_spent_on_the_text_is_not_spent_again(folder: Path, monkey
         for before in (0.0, 90.0)
     )
     assert late.config.total_steps < 0.6 * fresh.config.total_steps
+    hasty = plan_for_text([str(folder)], minutes=3, began=automatic.time.monotonic() - 175)
+    assert hasty.config.total_steps == 2  # a step of each stage; the clock will end them
     with pytest.raises(UserError, match="3 minutes are too short"):
-        plan_for_text([str(folder)], minutes=3, began=automatic.time.monotonic() - 179)
+        plan_for_text([str(folder)], minutes=3, began=automatic.time.monotonic() - 181)
 
 
 def test_every_choice_is_told_with_a_reason(folder: Path) -> None:
-    said: list[Choice] = []
+    said: list[Decision] = []
     plan = plan_for_text([str(folder)], steps=40, say=said.append)
     assert said == plan.choices
     named = {choice.what: choice for choice in said}

@@ -19,8 +19,8 @@ from convergeflow.errors import UserError, unknown_name
 from convergeflow.training.recipes import read_recipe, recipes
 
 if TYPE_CHECKING:
-    from convergeflow.data.unprepared import Choice
-    from convergeflow.training.automatic import Planned
+    from convergeflow.data.unprepared import Decision
+    from convergeflow.training.automatic import RunPlan
     from convergeflow.training.config import Origins, RunConfig
     from convergeflow.training.estimate import RunCost
     from convergeflow.training.trainer import TrainingEnd
@@ -80,7 +80,7 @@ def train(
     folder = out or Path("runs") / _name(recipe, sources)
     start = None if init_from is None else _located(init_from)
     config: RunConfig | None = None
-    planned: Planned | None = None
+    planned: RunPlan | None = None
     if not resume or named is not None:  # resuming takes the run's own settings, unless a recipe is given again
         place = None if resume or dry_run else folder
         config, given, planned = _configured(recipe, sources, overrides, minutes, steps, start, began, place)
@@ -147,7 +147,7 @@ def _configured(
     start: Path | None,
     began: float,
     place: Path | None,
-) -> tuple[RunConfig, Origins, Planned | None]:
+) -> tuple[RunConfig, Origins, RunPlan | None]:
     """The configuration of a new run, where its values come from, and the plan where there was something to plan."""
     from convergeflow.training import config as configuration
 
@@ -186,7 +186,7 @@ def _in_place_of_its_own(sources: Sequence[str]) -> str:
     return f"corpus.paths={dumps(list(sources))}"
 
 
-def _say(choice: Choice) -> None:
+def _say(choice: Decision) -> None:
     console.note(f"{choice.what + ':':20}{choice.value} ({choice.why})")
 
 
@@ -194,7 +194,7 @@ def _train(
     config: RunConfig | None,
     overrides: list[str],
     out: Path,
-    planned: Planned | None,
+    planned: RunPlan | None,
     end: float,
     *,
     resume: bool,
@@ -227,7 +227,7 @@ def _train(
         raise typer.Exit(128 + outcome.signal_number)
 
 
-def _report(outcome: TrainingEnd, config: RunConfig, out: Path, planned: Planned | None, as_json: bool) -> None:
+def _report(outcome: TrainingEnd, config: RunConfig, out: Path, planned: RunPlan | None, as_json: bool) -> None:
     """How it ended and what to do next."""
     from convergeflow.training import run
 
@@ -257,7 +257,7 @@ def _report(outcome: TrainingEnd, config: RunConfig, out: Path, planned: Planned
     console.print_json(result) if as_json else print(line)
 
 
-def _dry_run(config: RunConfig, given: Origins, planned: Planned | None, as_json: bool) -> None:
+def _dry_run(config: RunConfig, given: Origins, planned: RunPlan | None, as_json: bool) -> None:
     from convergeflow.training import config as configuration
     from convergeflow.training.build import build_model, open_corpus
     from convergeflow.training.estimate import estimate

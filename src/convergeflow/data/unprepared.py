@@ -36,7 +36,7 @@ LENGTH, SHORT_LENGTH, FEW = 64, 32, 400
 """Tokens in a sequence, and in one of a text that has fewer than so many of the longer ones."""
 
 
-class Choice(NamedTuple):
+class Decision(NamedTuple):
     """Something that was decided for the user, and why."""
 
     what: str
@@ -110,16 +110,16 @@ def can_write(tokenizer: Tokenizer, text: str) -> bool:
     return True
 
 
-def settings(found: Look, given: Mapping[str, Any], most_bytes: float) -> tuple[dict[str, Any], list[Choice]]:
+def settings(found: Look, given: Mapping[str, Any], most_bytes: float) -> tuple[dict[str, Any], list[Decision]]:
     """Arguments of `prepare` for a text, and what was chosen; what is `given` stays.
 
     `most_bytes` is how much text there is time for.
     """
     chosen: dict[str, Any] = dict(given)
-    choices: list[Choice] = []
+    choices: list[Decision] = []
     if found.text_field != "text":
         chosen["text_field"] = found.text_field
-        choices.append(Choice("text field", found.text_field, "no field is called text, and this one has most text"))
+        choices.append(Decision("text field", found.text_field, "no field is called text, and this one has most text"))
     if "tokenizer" not in given:
         choices.append(_tokenizer(found, chosen))
     tokens = _num_tokens(found, chosen.get("vocabulary") or MOST_TOKENS)
@@ -127,21 +127,21 @@ def settings(found: Look, given: Mapping[str, Any], most_bytes: float) -> tuple[
     if used < 1:
         chosen["share"] = used
         why = "there is no time to read more; the same part of every file, from its beginning"
-        choices.append(Choice("text", f"the first {used:.0%} of {found.bytes / 1e6:,.0f} MB", why))
+        choices.append(Decision("text", f"the first {used:.0%} of {found.bytes / 1e6:,.0f} MB", why))
     tokens *= used
     if "length" not in given:
         short = tokens < FEW * LENGTH
         chosen["length"] = SHORT_LENGTH if short else LENGTH
         why = f"the text would fill fewer than {FEW} sequences of {LENGTH}" if short else "the length of small recipes"
-        choices.append(Choice("sequences", f"{chosen['length']} tokens", why))
+        choices.append(Decision("sequences", f"{chosen['length']} tokens", why))
     share = min(MOST_SHARE, max(LEAST_SHARE, HELD_OUT * chosen["length"] / tokens))
     chosen["heldout_share"] = round(share, 3)
     number = round(share * tokens / chosen["length"])
-    choices.append(Choice("held out", f"{share:.1%} of the text", f"about {number:,} sequences to measure on"))
+    choices.append(Decision("held out", f"{share:.1%} of the text", f"about {number:,} sequences to measure on"))
     return chosen, choices
 
 
-def _tokenizer(found: Look, chosen: dict[str, Any]) -> Choice:
+def _tokenizer(found: Look, chosen: dict[str, Any]) -> Decision:
     """Whole words where the text has words, else byte-level pieces; fills in `chosen`."""
     total = found.words.total()
     # The sample stands for the whole text: a word that comes once in a tenth of it comes ten times.
@@ -156,11 +156,11 @@ def _tokenizer(found: Look, chosen: dict[str, Any]) -> Choice:
         why = (
             f"only {covered / total:.0%} of what stands between spaces comes often enough to be a token: pieces instead"
         )
-        return Choice("tokenizer", f"bpe, {size} tokens", why)
+        return Decision("tokenizer", f"bpe, {size} tokens", why)
     size = chosen.setdefault("vocabulary", _size(257 + len(often)))
     chosen["tokenizer"] = "word-byte"
     why = f"{covered / total:.0%} of the words are tokens; rarer ones are written in pieces, so every text can be"
-    return Choice("tokenizer", f"word-byte, {size} tokens", why)
+    return Decision("tokenizer", f"word-byte, {size} tokens", why)
 
 
 def _size(wanted: int) -> int:

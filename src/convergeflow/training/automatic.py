@@ -17,7 +17,7 @@ from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
 from convergeflow.data.sources import Progress
 from convergeflow.data.tokenizer import Tokenizer
-from convergeflow.data.unprepared import MOST_TOKENS, Choice, can_write, look, settings
+from convergeflow.data.unprepared import LENGTH, MOST_TOKENS, Decision, Look, can_write, look, settings
 from convergeflow.errors import UserError
 from convergeflow.systems import class_of_type
 from convergeflow.systems.config import read_config
@@ -42,10 +42,10 @@ step, and makes fewer of them."""
 MANY_EPOCHS = 3
 """Rounds through the text from which on sequences begin at any token, and words are dropped out."""
 DROPOUT = 0.1
-LOOKS = 4
-"""Evaluations along a run."""
-LOOK_STEPS = 13
-"""What an evaluation with sample texts costs, in training steps: passes of 64 sequences at ten noise levels."""
+LOOKS, STEPS_PER_LOOK = 4, 150
+"""Evaluations along a run, besides those at the end of a stage: at most so many, and after so many steps."""
+LOOK_STEPS = 7
+"""What an evaluation with sample texts costs, in training steps: passes of 32 sequences at ten noise levels."""
 CLOSING = 6.0
 """Seconds for what comes before the first and after the last step: loading, saving, the model folder."""
 CAUTION = 1.1
@@ -55,17 +55,17 @@ GENTLE = 1 / 3
 
 DECIDED_BY_CORPUS = tuple(("corpus", name) for name in ("tokenizer", "vocabulary", "length"))
 
-Say = Callable[[Choice], None]
+Say = Callable[[Decision], None]
 
 
 @dataclass(frozen=True)
-class Planned:
+class RunPlan:
     """A configuration, where its values come from, and what was decided for the user."""
 
     config: RunConfig
     given: Origins
     corpus: Corpus
-    choices: list[Choice]
+    choices: list[Decision]
     cost: RunCost | None
     """Of the configuration before it was fitted into the time."""
 
@@ -77,14 +77,14 @@ class Planned:
 
 def plan_recipe(
     recipe: str, overrides: Sequence[str], *, minutes: float, began: float, progress: Progress | None = None
-) -> Planned:
+) -> RunPlan:
     """A recipe whose stages are scaled, all in proportion, so that it ends `minutes` after the moment `began`."""
     values, given = assembled(read_recipe(recipe), overrides, f"recipe {recipe}")
     corpus = open_corpus(from_dict(values), progress)
-    choices: list[Choice] = []
-    cost, steps = _fit(values, corpus, minutes, began, None, lambda *what: choices.append(Choice(*what)))
+    choices: list[Decision] = []
+    cost, steps = _fit(values, corpus, minutes, began, None, lambda *what: choices.append(Decision(*what)))
     config = scaled(from_dict(values), steps)
-    return Planned(config, mark_scaled(config, given), corpus, choices, cost)
+    return RunPlan(config, mark_scaled(config, given), corpus, choices, cost)
 
 
 def plan_for_text(
@@ -97,17 +97,17 @@ def plan_for_text(
     began: float | None = None,
     say: Say = lambda choice: None,
     progress: Progress | None = None,
-) -> Planned:
+) -> RunPlan:
     """A run on files, folders, a prepared corpus or a named one, that ends `minutes` after the moment `began`.
 
     With `steps` it has so many instead. With `init_from` size and, if it can write the text, tokenizer are those of
     that checkpoint. `say` hears every choice.
     """
     began = time.monotonic() if began is None else began
-    choices: list[Choice] = []
+    choices: list[Decision] = []
 
     def decide(*what: str) -> None:
-        choices.append(Choice(*what))
+        choices.append(Decision(*what))
         say(choices[-1])
 
     changes = dict(parse_override(text) for text in overrides)
@@ -135,8 +135,9 @@ def plan_for_text(
         cost, steps = _fit(values, corpus, minutes, began, choose if free else None, decide)
     assert steps is not None
     _suit_repetition(values, corpus, steps, choose, decide)
-    choose(("evaluate_every",), max(1, steps // LOOKS))
-    choose(("checkpoint_every",), max(1, steps // LOOKS))
+    every = -(-steps // (_looks(steps) + 1))
+    choose(("evaluate_every",), every)
+    choose(("checkpoint_every",), every)
     config = scaled(from_dict(values), steps)
     for stage in config.stages:
         why = {
@@ -144,7 +145,7 @@ def plan_for_text(
             "mse": "the paper's objective, with both fixed",
         }
         decide(f"stage {stage.name}", f"{stage.steps} steps of {config.batch} sequences", why[stage.objective])
-    return Planned(config, mark_scaled(config, given), corpus, choices, cost)
+    return RunPlan(config, mark_scaled(config, given), corpus, choices, cost)
 
 
 def _corpus(
@@ -162,34 +163,46 @@ def _corpus(
         raise UserError(f"corpus.{unknown[0]} is for recipes: name the text itself, or prepare it and name its folder")
     first = sources[0]
     if len(sources) == 1 and (Path(first) / "manifest.json").is_file():
-        corpus = Corpus.open(first)
-        for name, value in given.items():
-            there = {"tokenizer": corpus.tokenizer.kind, "vocabulary": corpus.vocabulary, "length": corpus.length}[name]
-            if value != there:
-                raise UserError(f"the corpus in {first} has the {name} {there}, not {value}: prepare it again")
-        decide("corpus", f"{corpus.vocabulary} tokens, sequences of {corpus.length}", "as it was prepared")
-        return corpus
+        return _as_prepared(first, given, decide)
     if len(sources) == 1 and (first in CORPORA or first.startswith("hf:")):
-        usual = {} if first == "stories" else {"tokenizer": "word-byte", "vocabulary": MOST_TOKENS}
-        if init_from is not None and first != "stories":
+        usual: dict[str, Any] = {"tokenizer": "word-byte", "vocabulary": MOST_TOKENS}
+        if first == "stories":
+            usual = {}
+        elif init_from is not None:
             usual = {"tokenizer": str(init_from)}
         return prepare(first, progress=progress, **{**usual, **given})
     found = look([Path(source) for source in sources])
     if init_from is not None:
-        before = Tokenizer.load(init_from)
-        given.setdefault("length", read_config(init_from).get("length", 64))
-        if "tokenizer" not in given and "vocabulary" not in given and can_write(before, found.text):
-            given["tokenizer"] = str(init_from)
-            decide(
-                "tokenizer",
-                f"{before.kind}, {before.size} tokens",
-                f"that of {_label(init_from)}, which can write the text",
-            )
+        given = _like_checkpoint(init_from, found, given, decide)
     most = BYTES_PER_MINUTE * minutes if minutes is not None else float("inf")
     how, choices = settings(found, given, most)
     for choice in choices:
         decide(*choice)
     return prepare(list(sources), progress=progress, **how)
+
+
+def _as_prepared(folder: str, given: Mapping[str, Any], decide: Callable[..., None]) -> Corpus:
+    """A corpus that is there; what the user says about it must be so."""
+    corpus = Corpus.open(folder)
+    facts = {"tokenizer": corpus.tokenizer.kind, "vocabulary": corpus.vocabulary, "length": corpus.length}
+    for name, value in given.items():
+        if value != facts[name]:
+            raise UserError(f"the corpus in {folder} has the {name} {facts[name]}, not {value}: prepare it again")
+    decide("corpus", f"{corpus.vocabulary} tokens, sequences of {corpus.length}", "as it was prepared")
+    return corpus
+
+
+def _like_checkpoint(
+    folder: Path, found: Look, given: Mapping[str, Any], decide: Callable[..., None]
+) -> dict[str, Any]:
+    """Length and, where it can write the text, tokenizer of a checkpoint, unless the user says otherwise."""
+    wanted: dict[str, Any] = {"length": read_config(folder).get("length", LENGTH), **given}
+    before = Tokenizer.load(folder)
+    if "tokenizer" not in given and "vocabulary" not in given and can_write(before, found.text):
+        wanted["tokenizer"] = str(folder)
+        size = f"{before.kind}, {before.size} tokens"
+        decide("tokenizer", size, f"that of {_label(folder)}, which can write the text")
+    return wanted
 
 
 def _label(folder: Path) -> str:
@@ -236,8 +249,8 @@ def _fit(
         config = from_dict(values)
         cost = estimate(config, build_model(config, corpus.vocabulary), corpus.vocabulary)
         seconds = CAUTION * (cost.seconds_per_step or float("inf"))
-        fit = (end - time.monotonic() - CLOSING) / seconds - LOOK_STEPS * (LOOKS + len(config.stages))
-        return cost, max(0, int(fit))
+        fit = int((end - time.monotonic() - CLOSING) / seconds)
+        return cost, max(0, fit - LOOK_STEPS * (_looks(fit) + len(config.stages)))
 
     cost, steps = measured()
     if choose is not None:
@@ -254,13 +267,15 @@ def _fit(
             f"{values['model']['depth']} layers of width {values['model']['width']}, {cost.parameters:,} parameters"
         )
         decide("model", layers, f"a step takes {cost.seconds_per_step:.2g} s here, so {steps:,} fit into the time")
-    least = len(values["stages"])
-    if steps < least:
-        raise UserError(
-            f"{minutes:g} minutes are too short: after preparing the text there is no time for {least} steps of "
-            f"{cost.seconds_per_step:.2g} s; give more, or a smaller model.width and batch"
-        )
-    return cost, steps
+    if time.monotonic() >= end:
+        spent = (time.monotonic() - began) / 60
+        raise UserError(f"{minutes:g} minutes are too short: reading the text and trying steps took {spent:.2g}")
+    return cost, max(len(values["stages"]), steps)  # if even these are too many, the clock ends the run
+
+
+def _looks(steps: int) -> int:
+    """Evaluations along a run of so many steps."""
+    return min(LOOKS, steps // STEPS_PER_LOOK)
 
 
 def _work(size: Mapping[str, int], vocabulary: int) -> float:
