@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from convergeflow.training.automatic import RunPlan
     from convergeflow.training.config import Origins, RunConfig
     from convergeflow.training.estimate import RunCost
+    from convergeflow.training.run import Build
     from convergeflow.training.trainer import TrainingEnd
 
 DEFAULT_RECIPE = "stories"
@@ -206,13 +207,31 @@ def _train(
 
     if config is None or resume:
         config = run.saved_config(out, overrides, wanted=config)
+    with ending_at(end):
+        carry_out(config, out, "train", as_json, resume=resume, planned=planned, init_from=init_from)
+
+
+def carry_out(
+    config: RunConfig,
+    out: Path,
+    command: str,
+    as_json: bool,
+    *,
+    resume: bool,
+    planned: RunPlan | None = None,
+    **how: Any,
+) -> None:
+    """A run with a progress bar, and what is said at its end; `how` as in `run.train`."""
+    from convergeflow.training import run
+
     accelerator = run.make_accelerator(config)
     main = accelerator.is_main_process
     if main:
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
-        what = f"{config.model.method} on {config.corpus.name if planned is None else planned.corpus.name}"
-        console.note(f"{what}: {config.total_steps} steps into {out}, {processes}")
-    with console.progress("train", config.total_steps if main else None) as bar, ending_at(end):
+        source = config.corpus.name if planned is None else planned.corpus.name
+        what = f"on {source}" if config.distill is None else f"from {config.distill.teacher}"
+        console.note(f"{config.model.method} {what}: {config.total_steps} steps into {out}, {processes}")
+    with console.progress(command, config.total_steps if main else None) as bar:
 
         def advance(amount: float = 1, stage: str | None = None, **fields: Any) -> None:
             if stage is not None:
@@ -220,14 +239,16 @@ def _train(
             bar.advance(amount, **fields)
 
         reporter = run.Reporter(advance=advance, note=console.note, warn=console.warn)
-        outcome = run.train(config, out, resume=resume, init_from=init_from, reporter=reporter, accelerator=accelerator)
+        outcome = run.train(config, out, resume=resume, reporter=reporter, accelerator=accelerator, **how)
     if main:
-        _report(outcome, config, out, planned, as_json)
+        _report(outcome, config, out, command, planned, as_json)
     if not outcome.usable:  # all processes of a run end alike
         raise typer.Exit(128 + outcome.signal_number)
 
 
-def _report(outcome: TrainingEnd, config: RunConfig, out: Path, planned: RunPlan | None, as_json: bool) -> None:
+def _report(
+    outcome: TrainingEnd, config: RunConfig, out: Path, command: str, planned: RunPlan | None, as_json: bool
+) -> None:
     """How it ended and what to do next."""
     from convergeflow.training import run
 
@@ -239,7 +260,7 @@ def _report(outcome: TrainingEnd, config: RunConfig, out: Path, planned: RunPlan
     }
     if planned is not None:
         result["choices"] = [choice._asdict() for choice in planned.choices]
-    go_on = console.hint("train", "--out", out, "--resume")
+    go_on = console.hint(command, "--out", out, "--resume")
     if not outcome.finished:
         result["resume"] = go_on
     if outcome.usable:
@@ -259,20 +280,28 @@ def _report(outcome: TrainingEnd, config: RunConfig, out: Path, planned: RunPlan
 
 def _dry_run(config: RunConfig, given: Origins, planned: RunPlan | None, as_json: bool) -> None:
     from convergeflow.training import config as configuration
-    from convergeflow.training.build import build_model, open_corpus
+    from convergeflow.training.build import build_model
+
+    choices = [] if planned is None else planned.choices
+    foretell(config, configuration.origins(config, given), build_model, as_json, choices)
+
+
+def foretell(
+    config: RunConfig, table: list[tuple[str, Any, str]], build: Build, as_json: bool, choices: Sequence[Decision] = ()
+) -> None:
+    """Print the configuration with its origins, and the size, memory and time of the run."""
+    from convergeflow.training.build import open_corpus
     from convergeflow.training.estimate import estimate
 
     # A corpus of the package need not be here; the user's own is opened, so that what a run refuses is refused now.
     corpus = config.corpus
     own = corpus.paths or (Path(corpus.name) / MANIFEST).is_file()
     vocabulary = (None if own else corpus.vocabulary) or open_corpus(config).vocabulary
-    cost = estimate(config, build_model(config, vocabulary), vocabulary)
+    cost = estimate(config, build(config, vocabulary), vocabulary)
     if as_json:
-        choices = [] if planned is None else [choice._asdict() for choice in planned.choices]
-        told = {"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost), "choices": choices}
-        console.print_json(told)
+        told = {"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)}
+        console.print_json({**told, "choices": [choice._asdict() for choice in choices]})
         return
-    table = configuration.origins(config, given)
     console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
     print(f"""
 vocabulary       {vocabulary:,}
