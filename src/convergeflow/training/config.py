@@ -232,6 +232,8 @@ class RunConfig(Section):
     accumulate: PositiveInt = 1
     """Parts into which each process cuts its share of the batch."""
     ema: EmaConfig = EmaConfig()
+    table: Literal["random", "contexts"] = "random"
+    """How the token table starts: at random, or turned towards tokens that stand in the same places of the text."""
     seed: NonNegativeInt = 0
     device: str = "auto"
     """A name that `device.choose_device` knows; `auto` takes the fastest device present."""
@@ -256,7 +258,7 @@ class RunConfig(Section):
     sample_nfe: PositiveInt = 32
     tensorboard: bool = False
 
-    _later = ("keep_every",)
+    _later = ("keep_every", "table")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
