@@ -24,9 +24,9 @@ SHARE = 0.6
 
 def context_vectors(tokens: NDArray[np.integer], vocabulary: int, width: int) -> NDArray[np.float64]:
     """Unit rows [vocabulary, width] from a text [n]; zeros for a token of which nothing is known."""
-    tokens = np.asarray(tokens).reshape(-1).astype(np.int64)
-    counts = np.bincount(tokens, minlength=vocabulary).astype(np.float64)
-    around = sparse.hstack([weight * _surprise(tokens, counts, offset) for offset, weight in OFFSETS.items()]).tocsr()
+    text = np.asarray(tokens, dtype=np.int64).reshape(-1)
+    counts = np.bincount(text, minlength=vocabulary).astype(np.float64)
+    around = sparse.hstack([weight * _surprise(text, counts, offset) for offset, weight in OFFSETS.items()]).tocsr()
     rank = min(width, min(around.shape) - 1)
     # Frequent tokens decide what the directions are, but not alone.
     weighted = sparse.diags(counts**0.25) @ around
