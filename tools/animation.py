@@ -93,7 +93,7 @@ def draw(made: dict[str, Any]) -> str:
         f'viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>A text of stories-small on its way from noise to words: {escape(sample['text'])}</title>",
         f"<style>{style}{shades}</style>",
-        f'<text class="s" x="{MARGIN}" y="{strip - 12}">Every row is a step, every column a position: '
+        f'<text class="s" x="{MARGIN}" y="{strip - 12}">Rows are steps, columns are positions: '
         "the stronger the colour, the surer the word.</text>",
     ]
     for number, frame in enumerate(frames):
