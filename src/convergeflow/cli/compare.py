@@ -16,7 +16,10 @@ def compare(
     context: typer.Context,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, for all systems, as in batch=32."),
+        typer.Argument(
+            metavar="MODEL...|KEY=VALUE...",
+            help="Finished models to compare, or changes to the recipe for all systems, as in batch=32.",
+        ),
     ] = None,
     corpus: Annotated[
         str, typer.Option(help="The recipe whose corpus, size and budget all share: stories, sotu or a YAML file.")
@@ -46,6 +49,7 @@ def compare(
         str | None, typer.Option(help="Only draw the samples of part I/N of --checkpoints, as on one of N machines.")
     ] = None,
     device: options.Device = "auto",
+    force: options.Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -55,7 +59,11 @@ def compare(
     a figure per NFE, table.json and table.md. The time is estimated first; a stopped comparison goes on, and a system
     whose records are complete needs neither its weights nor new training.
 
+    With finished models as arguments nothing is trained: each is sampled along its own controls with --nfe network
+    calls (64 if that is not given), read at the entropy of real text, and judged against the first.
+
     Example:
+      convergeflow compare stories-small runs/mine --num 256
       convergeflow compare --corpus stories --dry-run
       convergeflow compare --corpus stories --steps 1200 model.depth=4
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
@@ -71,6 +79,31 @@ def compare(
         return
     if processes > 1 or part is not None:
         raise UserError("--processes and --part belong to --checkpoints")
+    given = _given(context)
+    if models := [word for word in changes or () if "=" not in word or Path(word).exists()]:
+        from convergeflow.cli.compare_models import compare_models
+
+        if len(models) < len(changes or ()) or given & {"systems", "steps", "bound"}:
+            raise UserError("finished models are compared as they are: KEY=VALUE, --systems, --steps and --bound train")
+        budgets = _numbers(nfe) if "nfe" in given else [64]
+        if len(budgets) > 1:
+            raise UserError("models are compared at one --nfe")
+        compare_models(
+            models,
+            corpus=corpus if "corpus" in given else None,
+            force=force,
+            nfe=budgets[0],
+            num=num,
+            scorer=scorer,
+            protocol=protocol,
+            out=out,
+            device=device,
+            dry_run=dry_run,
+            json=json,
+        )
+        return
+    if force:
+        raise UserError("--force is for finished models: systems that are trained here are judged by their own corpus")
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import corpus_reference
@@ -118,11 +151,16 @@ def compare(
         note(sentence)
 
 
+def _given(context: typer.Context) -> set[str]:
+    """The options that were typed."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def _refuse_training_options(context: typer.Context) -> None:
     """A table of checkpoints says itself what is measured and how."""
-    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force"):
+        if name in _given(context):
             raise UserError(f"`{name}` is for systems that are trained; with --checkpoints the table's file says it")
 
 

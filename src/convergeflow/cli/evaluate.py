@@ -37,6 +37,7 @@ def evaluate(
         str, typer.Option(help="ours-1, convergeflow-2026, langflow-2026, duo-2026, elf-2026, several, or all.")
     ] = "ours-1",
     corpus: options.Corpus = None,
+    force: options.Force = False,
     bound: Annotated[
         int, typer.Option("--bound", min=0, help="Also bound the likelihood of the real text, with this many draws.")
     ] = 0,
@@ -87,7 +88,10 @@ def evaluate(
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
             )
-    reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
+    trained_on = None if loaded is None else loaded.trained_on
+    reference = find_reference(
+        corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note, trained_on=trained_on, force=force
+    )
     if reference is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
     if reference is not None:

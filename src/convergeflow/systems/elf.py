@@ -20,10 +20,11 @@ from torch.nn import functional
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, TrunkShape
 from convergeflow.model.small_scale import open_gates
+from convergeflow.model.views import WHOLE
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Stage
-from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, zero_linear
+from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, words_before, zero_linear
 
 ENCODERS = ("embedded", "t5")
 TIME_LAW = (-1.5, 0.8)
@@ -107,6 +108,7 @@ class ElfNetwork(nn.Module):
         self.join = nn.Linear(2 * latent, latent)
         self.narrow = nn.Linear(latent, min(128, latent), bias=False)
         self.widen = nn.Linear(min(128, latent), width)
+        self.before = words_before(config)
         self.guidance = NoiseLevelEmbedding(config.condition_width)
         self.guidance_out = nn.Linear(config.condition_width, width)
         self.prefix = nn.Parameter(0.02 * torch.randn(2 * PREFIX, width))
@@ -125,6 +127,7 @@ class ElfNetwork(nn.Module):
         z, condition = z.to(dtype), condition.to(dtype)
         with torch.autocast(z.device.type, enabled=False):
             h = self.widen(self.narrow(self.join(torch.cat([z, condition], dim=-1))))
+            h = h if self.before is None else h + self.before(h, WHOLE)
             scale = self.guidance_out(self.guidance(guidance))[:, None]
         prefix = self.prefix.expand(len(z), -1, -1)
         # Mode tokens are zeroed, not left out, when the network denoises.

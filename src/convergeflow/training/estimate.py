@@ -56,9 +56,11 @@ def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WO
     made the gathered weights too, and with `accumulate` the whole gradients that wait for their exchange.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained, once, per_token = _most_trained(config, model), 0.0, 0.0
+    trained, once, per_token = 0, 0.0, 0.0
     for stage in config.stages:
         model.enter_stage(stage)
+        # A stage may ask for passes of the one before it, so that all is counted in one walk through them.
+        trained = max(trained, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad))
         # What grows with the tokens, and what does not: a table that is learned is kept as it was normalised.
         few, more = (_kept_bytes(config, model, tokens) for tokens in COUNTED_TOKENS)
         slope = (more - few) / (COUNTED_TOKENS[1] - COUNTED_TOKENS[0])
