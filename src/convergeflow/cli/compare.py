@@ -135,7 +135,7 @@ def compare(
             f"{cost.system:18} {cost.parameters:>12,} parameters, training about {readable(cost.training)}, "
             f"sampling about {readable(cost.sampling)}"
         )
-    note(f"together about {readable(total)}, without scoring; a stopped comparison goes on where it was")
+    note(f"together about {readable(total)}, scoring and bounds included; a stopped comparison goes on where it was")
     if dry_run:
         return
     with progress("comparing") as bar:
