@@ -67,7 +67,7 @@ def test_the_training_corpus_is_taken_before_another_one(text: Path) -> None:
 
 
 def test_stories_do_not_judge_other_tokens(text: Path) -> None:
-    with pytest.raises(UserError, match="tokenizer is not the model's"):
+    with pytest.raises(UserError, match="tokenizer is not its own"):
         find_reference("stories", made(text, "a", 0.1).tokenizer, 4, 16, lambda said: None)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, print_table, progress
 from convergeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from convergeflow.studies.study import Study
 
 
 def compare(
@@ -49,6 +52,14 @@ def compare(
         str | None, typer.Option(help="Only draw the samples of part I/N of --checkpoints, as on one of N machines.")
     ] = None,
     device: options.Device = "auto",
+    fair: Annotated[
+        bool,
+        typer.Option(
+            "--fair",
+            help="Offer the recipe's extras to every system, choose each one's learning rate from three on a short "
+            "pilot, and train the flows and AR from two seeds.",
+        ),
+    ] = False,
     force: options.Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,
@@ -65,7 +76,7 @@ def compare(
     Example:
       convergeflow compare stories-small runs/mine --num 256
       convergeflow compare --corpus stories --dry-run
-      convergeflow compare --corpus stories --steps 1200 model.depth=4
+      convergeflow compare --corpus stories --steps 1200 model.depth=4 --fair --num 64
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
       convergeflow compare --checkpoints table1 --dry-run
       convergeflow compare --checkpoints my-table.yaml --processes 4 --out out/table
@@ -79,28 +90,22 @@ def compare(
         return
     if processes > 1 or part is not None:
         raise UserError("--processes and --part belong to --checkpoints")
-    given = _given(context)
     if models := [word for word in changes or () if "=" not in word or Path(word).exists()]:
         from convergeflow.cli.compare_models import compare_models
 
-        if len(models) < len(changes or ()) or given & {"systems", "steps", "bound"}:
-            raise UserError("finished models are compared as they are: KEY=VALUE, --systems, --steps and --bound train")
+        _refuse_changes(context, len(models) < len(changes or ()))
+        given = _given(context)
+        chosen_corpus = corpus if "corpus" in given else None
+        how: dict[str, Any] = {
+            "num": num,
+            "scorer": scorer,
+            "protocol": protocol,
+            "device": device,
+            "dry_run": dry_run,
+            "json": json,
+        }
         budgets = _numbers(nfe) if "nfe" in given else [64]
-        if len(budgets) > 1:
-            raise UserError("models are compared at one --nfe")
-        compare_models(
-            models,
-            corpus=corpus if "corpus" in given else None,
-            force=force,
-            nfe=budgets[0],
-            num=num,
-            scorer=scorer,
-            protocol=protocol,
-            out=out,
-            device=device,
-            dry_run=dry_run,
-            json=json,
-        )
+        compare_models(models, corpus=chosen_corpus, force=force, budgets=budgets, out=out, **how)
         return
     if force:
         raise UserError("--force is for finished models: systems that are trained here are judged by their own corpus")
@@ -108,8 +113,8 @@ def compare(
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import corpus_reference
     from convergeflow.results.draw import Measurer
-    from convergeflow.results.store import Store, readable
-    from convergeflow.studies import table
+    from convergeflow.results.store import Store
+    from convergeflow.studies.fair import FairStudy, with_seeds
     from convergeflow.studies.study import Study
     from convergeflow.studies.systems import on_budget, systems_named
     from convergeflow.training.build import open_corpus
@@ -124,7 +129,15 @@ def compare(
     reference = corpus_reference(open_corpus(base), num, base.corpus.length)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     measurer = Measurer(store, assessor, chosen, range(num), base.corpus.length, command=command_line())
-    study = Study(base, wanted, budgets, measurer, bound_draws=bound, device=device)
+    kind, wanted = (FairStudy, with_seeds(wanted)) if fair else (Study, wanted)
+    _run(kind(base, wanted, budgets, measurer, bound_draws=bound, device=device), corpus, dry_run, json)
+
+
+def _run(study: Study, corpus: str, dry_run: bool, json: bool) -> None:
+    """Say what it costs, run it, and write the table after every system: a stopped comparison leaves what it has."""
+    from convergeflow.results.store import readable
+    from convergeflow.studies import table
+
     costs = study.costs()
     total = sum(cost.training + cost.sampling for cost in costs)
     if dry_run and json:
@@ -138,17 +151,27 @@ def compare(
     note(f"together about {readable(total)}, scoring and bounds included; a stopped comparison goes on where it was")
     if dry_run:
         return
+    results, summary = [], {}
     with progress("comparing") as bar:
         study.advance = bar.advance
-        results = list(study.run())
-    summary = table.write_comparison(study, results, corpus)
-    note(f"wrote table.md, table.json and the frontier figures in {store.folder}")
+        for result in study.run():
+            results.append(result)
+            summary = table.write_comparison(study, results, corpus)
+    note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
     if json:
         print_json({name: summary[name] for name in ("about", "rows", "verdict")})
         return
     print_table(table.COLUMNS, [table.cells(row) for row in summary["rows"]])
     for sentence in summary["verdict"]:
         note(sentence)
+
+
+def _refuse_changes(context: typer.Context, mixed: bool) -> None:
+    """Finished models are what they are."""
+    if mixed or _given(context) & {"systems", "steps", "bound", "fair"}:
+        raise UserError(
+            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair train"
+        )
 
 
 def _given(context: typer.Context) -> set[str]:
@@ -159,7 +182,7 @@ def _given(context: typer.Context) -> set[str]:
 
 def _refuse_training_options(context: typer.Context) -> None:
     """A table of checkpoints says itself what is measured and how."""
-    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force"):
+    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force", "fair"):
         if name in _given(context):
             raise UserError(f"`{name}` is for systems that are trained; with --checkpoints the table's file says it")
 

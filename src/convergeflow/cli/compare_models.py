@@ -14,7 +14,7 @@ def compare_models(
     *,
     corpus: str | None,
     force: bool,
-    nfe: int,
+    budgets: Sequence[int],
     num: int,
     scorer: str,
     protocol: str,
@@ -34,7 +34,9 @@ def compare_models(
 
     if len(set(names)) < len(names) or len(names) < 2:
         raise UserError("name two models or more, each once: `convergeflow compare A B`")
-    chosen = protocol_named(protocol)
+    if len(budgets) > 1:
+        raise UserError("models are compared at one --nfe")
+    (nfe,), chosen = budgets, protocol_named(protocol)
     models = {name: zoo.load_model(name, device=device) for name in names}
     matched.check_tokens(models)
     length = min(int(model.config.length) for model in models.values())

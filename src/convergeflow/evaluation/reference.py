@@ -131,30 +131,17 @@ def find_reference(
     wanted = None if tokenizer is None else tokenizer.sha256
     prepared = [entry for entry in prepared_corpora() if entry.length >= length]
     stories = stories_tokenizer().sha256
-    if corpus == "stories" and wanted not in (None, stories):
-        raise UserError("the stories cannot judge this model: their tokenizer is not the model's; give another corpus")
     if corpus == "stories" or (corpus is None and wanted == stories):
-        written = [entry.train for entry in prepared if entry.name == "stories" and entry.length == length]
-        if not written:
-            say("no prepared stories of this length on this machine: the overlap with training text is left out")
-        return stories_reference(num, length, training=max(written, key=len, default=None))
+        if wanted not in (None, stories):
+            raise UserError("the stories cannot judge this model: their tokenizer is not its own; give another corpus")
+        return _fresh_stories(prepared, num, length, say)
     fitting = [
         entry
         for entry in prepared
         if (entry.name == corpus if corpus is not None else entry.manifest["tokenizer"]["sha256"] == wanted)
     ]
     if fitting:
-        # The training corpus itself before others, and one that nothing speaks against before one that is refused.
-        own = None if trained_on is None else trained_on["fingerprint"]
-        chosen = min(
-            fitting,
-            key=lambda entry: (
-                entry.fingerprint != own,
-                contradiction(entry, tokenizer, trained_on) != "",
-                entry.length,
-                -len(entry.train),
-            ),
-        )
+        chosen = _nearest(fitting, tokenizer, trained_on)
         say(f"real text: {chosen.name}, blocks of {chosen.length} ({chosen.folder})")
         return _allowed(chosen, tokenizer, trained_on, force, say, num, length)
     if corpus is None:
@@ -163,6 +150,25 @@ def find_reference(
         f"no prepared corpus {corpus!r} with blocks of at least {length} tokens: "
         f"`convergeflow prepare {corpus}` with `length` {length}, or give its folder"
     )
+
+
+def _fresh_stories(prepared: list[Corpus], num: int, length: int, say: Callable[[str], None]) -> Reference:
+    """New stories, and the prepared ones that may have been trained on."""
+    written = [entry.train for entry in prepared if entry.name == "stories" and entry.length == length]
+    if not written:
+        say("no prepared stories of this length on this machine: the overlap with training text is left out")
+    return stories_reference(num, length, training=max(written, key=len, default=None))
+
+
+def _nearest(fitting: list[Corpus], tokenizer: Tokenizer | None, trained_on: TrainedOn | None) -> Corpus:
+    """The training corpus itself before others, and one that nothing speaks against before one that is refused."""
+    own = "" if trained_on is None else trained_on["fingerprint"]
+
+    def order(entry: Corpus) -> tuple[bool, bool, int, int]:
+        refused = contradiction(entry, tokenizer, trained_on) != ""
+        return entry.fingerprint != own, refused, entry.length, -len(entry.train)
+
+    return min(fitting, key=order)
 
 
 def _allowed(
