@@ -12,7 +12,9 @@ from convergeflow.cli import console, options
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
+    from convergeflow.training.config import RunConfig
     from convergeflow.training.estimate import RunCost
+    from convergeflow.training.run import Build
 
 DEFAULT_RECIPE = "stories"
 
@@ -77,15 +79,23 @@ def _train(
 
     if config is None or resume:
         config = run.saved_config(out, overrides, wanted=config)
+    carry_out(config, out, "train", as_json, resume=resume, init_from=init_from)
+
+
+def carry_out(config: RunConfig, out: Path, command: str, as_json: bool, *, resume: bool, **how: Any) -> None:
+    """A run with a progress bar, and what is said at its end; `how` as in `run.train`."""
+    from convergeflow.training import run
+
     accelerator = run.make_accelerator(config)
     main = accelerator.is_main_process
     if main:
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
-        what = f"{config.model.method} on {config.corpus.name}"
+        source = config.corpus.name if config.distill is None else f"from {config.distill.teacher}"
+        what = f"{config.model.method} {'on ' if config.distill is None else ''}{source}"
         console.note(f"{what}: {config.total_steps} steps into {out}, {processes}")
-    with console.progress("train", config.total_steps if main else None) as bar:
+    with console.progress(command, config.total_steps if main else None) as bar:
         reporter = run.Reporter(advance=bar.advance, note=console.note, warn=console.warn)
-        outcome = run.train(config, out, resume=resume, init_from=init_from, reporter=reporter, accelerator=accelerator)
+        outcome = run.train(config, out, resume=resume, reporter=reporter, accelerator=accelerator, **how)
     if not main:
         if not outcome.finished:  # all processes of a run end alike
             raise typer.Exit(128 + outcome.signal_number)
@@ -96,7 +106,7 @@ def _train(
         "checkpoint": str(outcome.checkpoint),
         "evaluation": outcome.evaluation,
     }
-    go_on = console.hint("train", "--out", out, "--resume")
+    go_on = console.hint(command, "--out", out, "--resume")
     if outcome.finished:
         result["model"] = str(out / run.MODEL_FOLDER)
         line = f"trained {outcome.step} steps; generate from it with: " + console.hint(
@@ -119,12 +129,19 @@ def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
     config = configuration.resolve(recipe, overrides)
     table = configuration.origins(recipe, overrides)
 
-    from convergeflow.training.build import build_model, open_corpus
+    from convergeflow.training.build import build_model
+
+    foretell(config, table, build_model, as_json)
+
+
+def foretell(config: RunConfig, table: list[tuple[str, Any, str]], build: Build, as_json: bool) -> None:
+    """Print the configuration with its origins, and the size, memory and time of the run."""
+    from convergeflow.training.build import open_corpus
     from convergeflow.training.estimate import estimate
 
     # Known from the configuration, or by preparing the corpus.
     vocabulary = config.corpus.vocabulary or open_corpus(config).vocabulary
-    cost = estimate(config, build_model(config, vocabulary), vocabulary)
+    cost = estimate(config, build(config, vocabulary), vocabulary)
     if as_json:
         console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)})
         return

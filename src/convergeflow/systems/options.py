@@ -1,7 +1,7 @@
 """Settings from options that a user gave by name: what the command line and the server share.
 
-Options are the fields of `Settings`, `Controls` and, with `freeze_` before them, `Freeze`; `preset` names where to
-start, `schedule` is A, B or C for all three controls, and `freeze` is a switch.
+Options are the fields of `Settings`, `Controls` and, with `freeze_` before them, `Freeze`; `preset` is where to start,
+a name or settings, `schedule` is A, B or C for all three controls, and `freeze` is a switch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
 
     given = {name: value for name, value in given.items() if value is not None and value is not False}
     preset = given.pop("preset", default)
-    base = Settings() if preset is None else preset_for(preset, schedule, nfe=given.get("nfe"))
+    base = Settings() if preset is None else preset
+    if not isinstance(base, Settings):
+        base = preset_for(base, schedule, nfe=given.get("nfe"))
     everywhere = given.pop("schedule", None)
     if everywhere is not None:
         given = dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
@@ -41,7 +43,10 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
 
 def declared() -> Iterator[tuple[str, Any, str, Any]]:
     """Name, type, explanation and default of every option, as the settings declare them."""
-    yield "preset", str, "Named settings of the paper, rescaled to this model: see `convergeflow list presets`.", None
+    named = (
+        "Named settings, rescaled to this model (see `convergeflow list presets`), or a file of `convergeflow tune`."
+    )
+    yield "preset", str, named, None
     hints = typing.get_type_hints(Settings, include_extras=True)
     for control in fields(Settings):
         if control.name == "controls":

@@ -6,6 +6,11 @@ from convergeflow.markup import in_page
 from convergeflow.model.network import Shape
 from convergeflow.training.config import RunConfig
 
+MEASURED = """Held-out numbers at fixed noise levels (`ce@g` in nats per token at gamma = g, `mse@g` per dimension,
+`gain@g` = nats better than the best prediction without context):"""
+MEASURED_OF_STUDENT = """Distance to the teacher on held-out noises, over all steps of walks of n calls (`mse@n` per
+dimension to the barycentre of a step, `ce@n` in nats per token to draws from its weights):"""
+
 
 def write_card(
     config: RunConfig, fingerprint: str, parameters: int, step: int, evaluation: dict[str, float] | None
@@ -18,8 +23,11 @@ def write_card(
         f"{'learned' if stage.learn_table else 'frozen'} | {'learned' if stage.learn_schedule else 'frozen'} |"
         for stage in config.stages
     )
+    learned, measured = f"{method} on {corpus}", MEASURED
+    if config.distill is not None:
+        learned, measured = f"{method}: a student of {in_page(config.distill.teacher)}", MEASURED_OF_STUDENT
     numbers = "\n".join(f"| {in_page(name)} | {value:.4f} |" for name, value in (evaluation or {}).items())
-    return f"""# {method} on {corpus}
+    return f"""# {learned}
 
 - {parameters:,} parameters: {model.depth} layers, width {model.width}, {model.heads} heads{head}
 - corpus {corpus} (fingerprint {fingerprint}), sequences of {config.corpus.length} tokens
@@ -30,8 +38,7 @@ def write_card(
 |---|---|---|---|---|---|
 {stages}
 
-Held-out numbers at fixed noise levels (`ce@g` in nats per token at gamma = g, `mse@g` per dimension, `gain@g` = nats
-better than the best prediction without context):
+{measured}
 
 | number | value |
 |---|---|

@@ -220,6 +220,20 @@ class EmaConfig(Section):
     warmup: bool = True
 
 
+class DistillConfig(Section):
+    """Whom a student learns from, and how many calls it will make (`convergeflow distill`)."""
+
+    teacher: str
+    """A shipped model, a checkpoint folder or a training run."""
+    weights: str | None = None
+    """Hash of the teacher's weights; the command fills it in, and a run goes on with the same teacher only."""
+    sampling: dict[str, str | float | int | bool] = {}
+    """How the teacher is sampled: `preset` and the options of `generate`."""
+    calls: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 2, 4, 8)
+    """Network calls of the student's walks; a row takes one of them, and one that is named twice is taken twice as
+    often."""
+
+
 class RunConfig(Section):
     """Everything that decides a training run."""
 
@@ -255,8 +269,10 @@ class RunConfig(Section):
     """Steps between sample texts in the journal; 0 means only at the end."""
     sample_nfe: PositiveInt = 32
     tensorboard: bool = False
+    distill: DistillConfig | None = None
+    """A teacher, for `convergeflow distill`; None trains on text."""
 
-    _later = ("keep_every",)
+    _later = ("keep_every", "distill")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
@@ -294,6 +310,7 @@ SECTIONS: dict[str, type[Section]] = {
     "stages": StageConfig,
     "optimizer": OptimizerConfig,
     "ema": EmaConfig,
+    "distill": DistillConfig,
 }
 """The parts whose keys pydantic checks; `ModelConfig` checks its own."""
 
