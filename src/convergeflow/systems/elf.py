@@ -99,6 +99,18 @@ class T5Encoder:
         return model(input_ids=tokens).last_hidden_state.float() / self.config.encoder_deviation  # type: ignore[no-any-return]
 
 
+class Widen(nn.Linear):
+    """To the trunk's width, with the words before mixed in if the configuration asks for it."""
+
+    def __init__(self, inputs: int, config: RivalConfig) -> None:
+        super().__init__(inputs, config.width)
+        self.before = words_before(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return h if self.before is None else h + self.before(h, WHOLE)
+
+
 class ElfNetwork(nn.Module):
     """(z, earlier prediction, t, guidance, mode) -> (x prediction [B, L, latent], token logits [B, L, V])."""
 
@@ -107,8 +119,7 @@ class ElfNetwork(nn.Module):
         latent, width = config.latent, config.width
         self.join = nn.Linear(2 * latent, latent)
         self.narrow = nn.Linear(latent, min(128, latent), bias=False)
-        self.widen = nn.Linear(min(128, latent), width)
-        self.before = words_before(config)
+        self.widen = Widen(min(128, latent), config)
         self.guidance = NoiseLevelEmbedding(config.condition_width)
         self.guidance_out = nn.Linear(config.condition_width, width)
         self.prefix = nn.Parameter(0.02 * torch.randn(2 * PREFIX, width))
@@ -127,7 +138,6 @@ class ElfNetwork(nn.Module):
         z, condition = z.to(dtype), condition.to(dtype)
         with torch.autocast(z.device.type, enabled=False):
             h = self.widen(self.narrow(self.join(torch.cat([z, condition], dim=-1))))
-            h = h if self.before is None else h + self.before(h, WHOLE)
             scale = self.guidance_out(self.guidance(guidance))[:, None]
         prefix = self.prefix.expand(len(z), -1, -1)
         # Mode tokens are zeroed, not left out, when the network denoises.
