@@ -40,8 +40,9 @@ def compare_models(
     models = {name: zoo.load_model(name, device=device) for name in names}
     matched.check_tokens(models)
     length = min(int(model.config.length) for model in models.values())
-    for model in models.values():
-        reference = find_reference(corpus, model.tokenizer, num, length, note, trained_on=model.trained_on, force=force)
+    for name, model in models.items():
+        real = corpus or zoo.trained_on(name, length)
+        reference = find_reference(real, model.tokenizer, num, length, note, trained_on=model.trained_on, force=force)
     costs = matched.seconds(models, nfe, num, length)
     if dry_run and json:
         print_json({"seconds": sum(costs.values()), "models": costs})

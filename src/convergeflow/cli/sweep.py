@@ -71,7 +71,8 @@ def sweep(
     points = study.plan(loaded, control, values, by, lambda changes: _arguments(loaded, sampling, own, changes))
     length = length or loaded.config.length
     check_request(loaded, num, length, batch or 1)
-    reference = find_reference(corpus, loaded.tokenizer, num, length, note, trained_on=loaded.trained_on, force=force)
+    real = corpus or zoo.trained_on(name, length)
+    reference = find_reference(real, loaded.tokenizer, num, length, note, trained_on=loaded.trained_on, force=force)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     seeds = range(seed, seed + num)
     measurer = Measurer(Store(out, note=note), assessor, chosen, seeds, length, batch, command_line())
