@@ -47,6 +47,7 @@ def reproduce(
       convergeflow reproduce grids shortcut --scale embedded --model runs/mine --dry-run
       convergeflow reproduce all --scale embedded --out results
       convergeflow reproduce all --scale embedded --out results --judge
+      convergeflow reproduce all --scale basic --dry-run
     """
     from convergeflow.cli import console
     from convergeflow.errors import UserError

@@ -39,12 +39,12 @@ def left(experiments: Sequence[Experiment], store: Store, scale: ExperimentScale
     found = []
     for experiment in experiments:
         points = experiment.cost[scale.like].points
-        # A scale that is like another one has other texts and another scorer, so that its cost is a sum, not a plan.
-        own = scale.name == scale.like
-        seconds = experiment.cost[scale.like].seconds if own else cost.work(experiment, scale).seconds
+        # Plans were measured with exact scores; with a scorer the cost is a sum.
+        planned = scale.scorer == "exact" or scale.name == "paper"
+        seconds = experiment.cost[scale.like].seconds if planned else cost.work(experiment, scale).seconds
         missing = min(points, _missing(experiment, store, scale)) if kept else points
         found.append(Left(experiment.name, points, missing, seconds * missing / max(1, points)))
-    if scale.name != scale.like or scale.like == "paper" or not any(each.seconds for each in found):
+    if scale.scorer != "exact" or not any(each.seconds for each in found):
         return found
     slower = _slower(store, scale)
     return [replace(each, seconds=each.seconds * slower) for each in found]

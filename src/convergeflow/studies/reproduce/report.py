@@ -119,12 +119,12 @@ def announce(experiments: Sequence[Experiment], store: Store, scale: ExperimentS
     points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
     store.pace = Pace(points, seconds, store.note)
     missing = sum(each.missing for each in planned)
-    where = "" if scale.like == "paper" else " on this machine as busy as it is now"
+    where = " on this machine as busy as it is now" if scale.scorer == "exact" else " by arithmetic"
     store.note(
         f"{len(experiments)} experiments at scale {scale.name}: about {missing} of {points} points are missing, "
         f"{readable(seconds)} for them{where}"
     )
-    if scale.name == "paper":
+    if scale.scorer != "exact":
         store.note(cost.total(experiments, scale).in_words(team.size()))
     return planned
 
