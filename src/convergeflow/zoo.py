@@ -58,6 +58,7 @@ def locate(name: str | Path, *, average: bool = True) -> Path:
 def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device: str = "auto") -> LanguageModel:
     """A model ready to use, with its tokenizer if the folder holds one."""
     # Finding models must not load torch; loading one does.
+    from convergeflow.data.provenance import recalled
     from convergeflow.data.tokenizer import Tokenizer
     from convergeflow.device import choose_device, precision_of
     from convergeflow.systems.config import read_config
@@ -79,8 +80,25 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
             raise UserError(
                 f"the tokenizer in {folder} has {model.tokenizer.size} tokens, the model {model.config.vocabulary}"
             )
+    model.trained_on = recalled(folder)
     model.to(choose_device(device).device)
     return model.double() if precision_of(model.device).trunk.itemsize == 8 else model
+
+
+def trained_on(name: str | Path, length: int) -> str | None:
+    """The folder of the prepared corpus that a model was trained on, if the run names it and it is still there.
+
+    Samples of `length` tokens can be held against it; longer ones than its sequences cannot.
+    """
+    from convergeflow.data.corpus import Corpus
+
+    noted = locate(name) / "run.json"
+    values = files.read_json(noted) if noted.is_file() else {}
+    section = values.get("corpus") if isinstance(values, dict) else None
+    folder = section.get("name") if isinstance(section, dict) else None
+    if not isinstance(folder, str) or not (Path(folder) / "manifest.json").is_file():
+        return None
+    return folder if Corpus.open(folder).length >= length else None
 
 
 def weights_hash(folder: Path) -> str:
