@@ -5,7 +5,8 @@
 
 Each trial is a forked child of this process. The same command is then given again, as a user would, and what is on the
 disk must be, byte for byte, what an undisturbed run leaves. `--journal` keeps every trial: the same command goes on
-where it was stopped, and `--shard 0/2` with `--shard 1/2` share the trials.
+where it was stopped, and `--shard 0/2` with `--shard 1/2` share the trials. Folders are made below $TMPDIR; in memory
+(/dev/shm) there is no disk to wait for, and a killed process cannot tell the difference.
 """
 
 from __future__ import annotations

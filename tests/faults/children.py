@@ -6,6 +6,7 @@ child has descriptors, locks and memory of its own, and SIGKILL tidies nothing u
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import importlib
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ def import_everything() -> None:
 
     stories_law()
     stories_tokenizer()
+    metadata.entry_points = functools.cache(metadata.entry_points)  # reads the lists of all installed packages
     gc.collect()
     gc.freeze()  # or every collection in a child walks through, and so copies, all that was imported here
 
