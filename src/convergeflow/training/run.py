@@ -131,7 +131,7 @@ def train(
     if out.exists() and not out.is_dir():
         raise UserError(f"`out` {out} is a file, not a folder")
     if not resume:
-        _refuse_other_files(out)
+        refuse_other_files(out)
     accelerator = accelerator or make_accelerator(config)
     check_memory(config, world=accelerator.num_processes)
     try:
@@ -146,7 +146,7 @@ def train(
         raise
 
 
-def _refuse_other_files(out: Path) -> None:
+def refuse_other_files(out: Path) -> None:
     """A new run takes an empty place: whatever else is there is somebody's, and would be overwritten."""
     if (out / RUN_FILE).exists():
         raise UserError(f"{out} already holds a run: add `resume` to go on with it, or choose another `out`")
