@@ -209,15 +209,19 @@ def test_the_bound_of_an_exact_system_is_exact_and_long_texts_are_cut() -> None:
 @pytest.mark.slow
 def test_fine_tuning_keeps_the_tokenizer_and_the_preset(model: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path / "cache"))
-    girls, colours = "Mia Lily Anna Rosa Clara Emma Nora Ruby".split(), "red blue green white black pink brown".split()
-    texts = [f"{name} was a bold girl. Her {colour} hat was {colour}." for name in girls for colour in colours] * 2
+    girls, colours = (
+        ["Mia", "Lily", "Anna", "Rosa", "Clara", "Emma"],
+        ["red", "blue", "green", "white", "black", "pink"],
+    )
+    texts = [f"{name} was a bold girl. Her {colour} hat was {colour}." for name in girls for colour in colours] * 3
     tuned = model.finetune(texts, out=tmp_path / "run", steps=30, lr=1e-3, batch=8, device="cpu")
     assert tuned.tokenizer is not None and tuned.tokenizer.sha256 == model.tokenizer.sha256
     assert tuned.config.preset == "sharp" and not tuned.training
     assert cf.load(tmp_path / "run", device="cpu").config == tuned.config
     before, after = (each.bound(texts[0], repeats=16).nats_per_token for each in (model, tuned))
     assert after < before - 0.3, "it has learned what it was shown"
-    assert cf.load("stories-small", device="cpu").bound(STORY, repeats=1) == model.bound(STORY, repeats=1)
+    fresh = cf.load("stories-small", device="cpu")
+    assert fresh.bound(STORY, repeats=1).nats == model.bound(STORY, repeats=1).nats, "the model itself stays as it was"
     with pytest.raises(cf.UserError, match="already holds a run"):
         model.finetune(texts, out=tmp_path / "run")
     with pytest.raises(cf.UserError, match="neither a file"):

@@ -81,7 +81,7 @@ def test_auto_classes_know_the_systems_after_the_import_which_loads_nothing() ->
 import sys
 import convergeflow
 assert not {{"torch", "transformers"}} & set(sys.modules)
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 model, tokenizer = AutoModel.from_pretrained({str(folder)!r}), AutoTokenizer.from_pretrained({str(folder)!r})
 made = model.generate(seed=7, nfe=4)
 assert tokenizer.decode(made.ids[0]) == made.texts[0], (tokenizer.decode(made.ids[0]), made.texts[0])
@@ -93,12 +93,19 @@ print(made.texts[0])
     assert printed == cf.load("stories-small", device="cpu").generate(seed=7, nfe=4).texts[0].strip()  # type: ignore[index]
 
 
-def test_transformers_may_be_imported_first() -> None:
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import convergeflow\nfrom transformers import AutoModel",
+        "from transformers import AutoConfig, PreTrainedModel\nimport convergeflow\nfrom transformers import AutoModel",
+        "from transformers import AutoTokenizer, AutoModel\nimport convergeflow",
+        "import convergeflow.interop.auto\nfrom transformers import AutoModel",
+    ],
+)
+def test_the_order_of_imports_does_not_matter(order: str) -> None:
     folder = zoo.locate("stories-ar")
-    code = "from transformers import AutoConfig\nimport convergeflow\nfrom transformers import AutoModel\n"
-    assert "AutoregressiveModel" in outside(
-        f"{code}print(type(AutoModel.from_pretrained({str(folder)!r}).system).__name__)"
-    )
+    code = f"{order}\nprint(type(AutoModel.from_pretrained({str(folder)!r}).system).__name__)"
+    assert outside(code).strip() == "AutoregressiveModel"
 
 
 @pytest.mark.parametrize("name", ["stories-small", "stories-mdlm"])

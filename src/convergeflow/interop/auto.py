@@ -13,38 +13,27 @@ line; the package must be installed all the same.
 
 from __future__ import annotations
 
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from convergeflow.data.tokenizer import OwnFacts, Tokenizer
 from convergeflow.errors import UserError
-from convergeflow.systems import IMPORTED, METHODS, OURS, class_of_type
+from convergeflow.interop.arrival import config_class
+from convergeflow.systems import class_of_type
 from convergeflow.systems.hub import hub_folder
 from convergeflow.systems.protocol import LanguageModel, Samples
-
-
-class AutoSystemConfig(PreTrainedConfig):
-    """The values of a system's config.json as transformers holds them."""
 
 
 class AutoSystem(PreTrainedModel):
     """A system of this package (`system`) as transformers holds a model."""
 
-    config_class = AutoSystemConfig
     base_model_prefix = "system"
     main_input_name = "x_t"
 
-    def __init__(self, config: AutoSystemConfig, system: LanguageModel | None = None) -> None:
+    def __init__(self, config: Any, system: LanguageModel | None = None) -> None:
         super().__init__(config)
         kind = class_of_type(config.model_type)
         self.system = kind(kind.config_class.from_dict(config.to_dict())) if system is None else system
@@ -88,43 +77,25 @@ class AutoSystem(PreTrainedModel):
         return whole if place is None else whole.to(place)
 
 
-class NotCausal(PreTrainedModel):
-    """Stands where transformers looks for a causal language model, to say what to use instead."""
-
-    @classmethod
-    def from_pretrained(cls, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
-        raise UserError(
-            "a model of convergeflow does not write token after token, so neither AutoModelForCausalLM nor "
-            "pipeline('text-generation') can drive it: use AutoModel.from_pretrained(...).generate(...)"
-        )
-
-
-class ConvergeFlowTokenizer(PreTrainedTokenizerFast):
+class OwnTokenizer(PreTrainedTokenizerFast):
     """The tokenizer of a folder that decodes as this package does: capitals of a word tokenizer, a line per text."""
 
-    def __init__(self, *args: Any, convergeflow: dict[str, Any] | None = None, **options: Any) -> None:
-        super().__init__(*args, convergeflow=convergeflow, **options)
-        facts = OwnFacts.model_validate(convergeflow or {})
-        pipeline, end = self.backend_tokenizer, str(self.eos_token)
-        self.own = Tokenizer(pipeline, kind=facts.kind, end=end, capitals=facts.capitals)
+    # It has no __init__: transformers rebuilds the pipeline of a class that has one from its vocabulary alone.
+
+    @cached_property
+    def own(self) -> Tokenizer:
+        """The same tokenizer as this package holds it."""
+        facts = OwnFacts.model_validate(self.init_kwargs.get("convergeflow") or {})
+        return Tokenizer(self.backend_tokenizer, kind=facts.kind, end=str(self.eos_token), capitals=facts.capitals)
 
     def _decode(self, token_ids: Any, *_: Any, **__: Any) -> str:
         return self.own.decode([token_ids] if isinstance(token_ids, int) else token_ids)
 
 
-DOORS: dict[str, tuple[type[AutoSystemConfig], type[AutoSystem]]] = {}
-"""Model type -> the classes that transformers holds for it."""
+OwnTokenizer.__name__ = "ConvergeFlowTokenizer"  # what a tokenizer_config.json names, and arrival has a door for
 
 
-def _register(model_type: str) -> None:
-    config = type("AutoSystemConfig", (AutoSystemConfig,), {"model_type": model_type})
-    model = type("AutoSystem", (AutoSystem,), {"config_class": config})
-    AutoConfig.register(model_type, config, exist_ok=True)
-    AutoModel.register(config, model, exist_ok=True)
-    AutoModelForCausalLM.register(config, type("NotCausal", (NotCausal,), {"config_class": config}), exist_ok=True)
-    AutoTokenizer.register(config, tokenizer_class=ConvergeFlowTokenizer, exist_ok=True)
-    DOORS[model_type] = (config, model)
-
-
-for _name in (*METHODS, *IMPORTED):
-    _register(_name if _name == OURS else f"{OURS}-{_name}")
+@cache
+def system_class(model_type: str) -> type[AutoSystem]:
+    """The class of a system as transformers holds it."""
+    return type("AutoSystem", (AutoSystem,), {"config_class": config_class(model_type)})

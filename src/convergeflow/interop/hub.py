@@ -16,10 +16,10 @@ REMOTE = "convergeflow_auto"
 """The one file of code in a folder of the hub; see `REMOTE_CODE`."""
 REMOTE_CODE = '''"""Lets transformers open this folder with trust_remote_code=True; the model is in convergeflow."""
 
-from convergeflow.interop.auto import DOORS, ConvergeFlowTokenizer
+from convergeflow.interop.auto import OwnTokenizer, config_class, system_class
 
-AutoSystemConfig, AutoSystem = DOORS["{model_type}"]
-__all__ = ["AutoSystem", "AutoSystemConfig", "ConvergeFlowTokenizer"]
+ConvergeFlowTokenizer, AutoSystemConfig = OwnTokenizer, config_class("{model_type}")
+AutoSystem = system_class("{model_type}")
 '''
 
 
