@@ -59,7 +59,7 @@ def finetune(
     )
     outcome = run.train(config, out, init_from=out / START)
     if not outcome.finished:
-        raise ConvergeFlowError(f"stopped at step {outcome.step}; go on with: convergeflow train --out {out} --resume")
+        raise ConvergeFlowError(f"the run in {out} stopped at step {outcome.step}: train it on with `resume`")
     return type(model).from_pretrained(out / run.MODEL_FOLDER).to(model.device)
 
 
