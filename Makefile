@@ -12,7 +12,7 @@ PYTEST_FLAGS ?=
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test faults lint bench rehearsal clean
+.PHONY: help setup demo serve test faults lint bench rehearsal outside clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed (this is %d.%d); set PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hub,jax,scorer,serve,tensorboard,triton]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hub,jax,lm-eval,scorer,serve,tensorboard,triton]"
 	@touch $@
 
 demo: $(STAMP) ## generate text from the checkpoint that ships with the package, and show it converging
@@ -55,6 +55,9 @@ bench: $(STAMP) ## measure speed and memory on this machine
 
 rehearsal: $(STAMP) ## the commands of docs/paper-scale.md with small stand-ins on two processes, killed on the way
 	$(BIN)/python tests/rehearsal.py
+
+outside: $(STAMP) ## build the wheel and use it from an empty environment: plug-ins, hub folders, lm-eval
+	$(BIN)/python tests/outside.py
 
 clean: ## remove .venv and everything that was built (never your runs)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,33 +15,12 @@ pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
 import convergeflow as cf
 from convergeflow.interop.lm_eval import ConvergeFlowLM
 
-GIRL, BOY = "she lost her ball", "he lost his kite"
-QUESTIONS = [
-    {"context": "Once there was a little girl named Mia. She had a red ball. One day", "choices": [GIRL, BOY]},
-    {"context": "Tom was a busy boy. He had a blue kite. One day", "choices": [BOY, GIRL]},
-]
-TASK = """
-task: stories_choice
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{context}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: 0
-metric_list: [{{metric: acc}}]
-"""
+sys.path.insert(0, str(Path(__file__).parent))
+from lm_eval_task import NAME, write_task
 
 
 def asked(*arguments: Any) -> SimpleNamespace:
     return SimpleNamespace(args=arguments)
-
-
-def write_task(folder: Path) -> None:
-    """Which answer agrees with the story: `acc` should be 1."""
-    file = folder / "questions.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in QUESTIONS))
-    (folder / "stories_choice.yaml").write_text(TASK.format(file=file))
 
 
 @pytest.mark.slow
@@ -56,12 +35,12 @@ def test_a_local_task_runs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = lm_eval.simple_evaluate(
         "convergeflow",
         model_args={"pretrained": "stories-small", "repeats": 16, "greedy": False, "device": "cpu"},
-        tasks=["stories_choice"],
+        tasks=[NAME],
         task_manager=manager,
         bootstrap_iters=0,
     )
     assert found is not None
-    assert found["results"]["stories_choice"]["acc,none"] == 1.0
+    assert found["results"][NAME]["acc,none"] == 1.0
     assert found["config"]["convergeflow"]["likelihood"] == "variational diffusion bound"
 
 

@@ -1,7 +1,9 @@
 """Models of this package in EleutherAI's lm-evaluation-harness, as the model `convergeflow`.
 
 `python -m convergeflow.interop.lm_eval` is the harness's own command line with one model more. Releases of the harness
-that read the entry points `lm_eval.models` know the model without it. In Python: `lm_eval.simple_evaluate(ConvergeFlowLM("sotu-small"), ...)`.
+that read the entry points `lm_eval.models` know the model without it. In Python:
+
+    lm_eval.simple_evaluate(ConvergeFlowLM("sotu-small"), tasks=["my_task"])
 
 A flow has no log-likelihood of a token given those before. What it has is a bound on that of a whole text, so
 
