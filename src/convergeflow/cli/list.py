@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +75,8 @@ def _catalogue(kind: str) -> dict[str, str]:
     from convergeflow import flow
     from convergeflow.flow import guidance
 
-    return dict.fromkeys({"grids": flow.GRIDS, "solvers": flow.SOLVERS, "guidance": guidance.GUIDANCE}[kind], "")
+    known: dict[str, Iterable[str]] = {"grids": flow.GRIDS, "solvers": flow.SOLVERS, "guidance": guidance.GUIDANCE}
+    return dict.fromkeys(known[kind], "")
 
 
 def _first_line(path: Any) -> str:
