@@ -122,10 +122,12 @@ def train(
     config = configuration.resolve(str(recipe), changes)
 
     from convergeflow.training import run
+    from convergeflow.zoo import locate
 
     out = Path(out)
     config = run.saved_config(out, wanted=config) if resume else config
-    outcome = run.train(config, out, resume=resume, init_from=None if init_from is None else Path(init_from))
+    start = None if init_from is None else locate(init_from)
+    outcome = run.train(config, out, resume=resume, init_from=start)
     if not outcome.finished:
         raise ConvergeFlowError(f"the run stopped at step {outcome.step}: call train again with `resume` to go on")
     return load(out, device=config.device)

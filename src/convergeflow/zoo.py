@@ -87,6 +87,22 @@ def load_model(
     return model.double() if precision_of(model.device).trunk.itemsize == 8 else model
 
 
+def trained_on(name: str | Path, length: int) -> str | None:
+    """The folder of the prepared corpus that a model was trained on, if the run names it and it is still there.
+
+    Samples of `length` tokens can be held against it; longer ones than its sequences cannot.
+    """
+    from convergeflow.data.corpus import Corpus
+
+    noted = locate(name) / "run.json"
+    values = files.read_json(noted) if noted.is_file() else {}
+    section = values.get("corpus") if isinstance(values, dict) else None
+    folder = section.get("name") if isinstance(section, dict) else None
+    if not isinstance(folder, str) or not (Path(folder) / "manifest.json").is_file():
+        return None
+    return folder if Corpus.open(folder).length >= length else None
+
+
 def weights_hash(folder: Path) -> str:
     """SHA-256 of the weights, shortened: which model made a sample."""
     return files.file_hash(folder / "model.safetensors")[:16]

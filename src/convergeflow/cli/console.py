@@ -74,6 +74,11 @@ class Bar:
         if self._update is not None:
             self._update(advance=amount, detail=detail)
 
+    def describe(self, text: str) -> None:
+        """Write something else before the bar."""
+        if self._update is not None:
+            self._update(description=text)
+
     def reach(self, done: float) -> None:
         """Move to `done`."""
         if self._update is not None:

@@ -29,9 +29,11 @@ COMMANDS = (
     "fetch",
     "prepare",
     "train",
+    "distill",
     "generate",
     "evaluate",
     "sweep",
+    "tune",
     "compare",
     "blind",
     "reproduce",
@@ -45,6 +47,7 @@ COMMANDS = (
 
 MORE_MEMORY = {
     "train": "give accumulate= twice its number, then recompute=true, then parallel=fsdp; --resume takes all three",
+    "distill": "give batch= half its number",
     "prepare": "give --documents a smaller number",
 }
 """What helps a command that runs out of memory, where it is not --batch."""

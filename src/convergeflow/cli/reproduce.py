@@ -22,6 +22,7 @@ def reproduce(
     out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",
     precision: options.Precision = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments with their cost and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what there is to do and what it costs.")] = False,
     json: options.Json = False,
 ) -> None:
     """Measure what the paper claims, and judge each claim by what was measured.
@@ -35,6 +36,7 @@ def reproduce(
       convergeflow reproduce --list
       convergeflow reproduce theorem1 --out theory
       convergeflow reproduce all --scale embedded --out results
+      convergeflow reproduce all --scale basic --dry-run
     """
     from convergeflow.cli import console
     from convergeflow.errors import UserError
@@ -62,9 +64,12 @@ def reproduce(
     sizes = scale_by_name(scale)
     chosen = experiments_of(sizes, name)
 
-    from convergeflow.studies.reproduce.report import counts
+    from convergeflow.studies.reproduce.report import announce, counts
     from convergeflow.studies.reproduce.report import reproduce as run
 
+    if dry_run:
+        announce(chosen, Store(out, note=console.note), sizes)
+        return
     store = Store(out, note=console.note, claims=Claims(Path(out) / "claims"))
     # One experiment gets a page of its own: the report of all must survive it.
     page = "report" if name == "all" else name

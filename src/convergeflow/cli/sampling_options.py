@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from convergeflow.errors import UserError
-from convergeflow.systems.options import declared, settings_of
+from convergeflow.systems.options import declared, settings_of, tuned
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
@@ -40,6 +40,8 @@ class _Given:
         given = self.given()
         if self.grid is not None:
             given["grid"] = _grid(self.grid)
+        if self.preset is not None and self.preset.endswith(".json"):
+            given["preset"] = tuned(self.preset)
         return settings_of(given, schedule, default)
 
     def given(self) -> dict[str, Any]:

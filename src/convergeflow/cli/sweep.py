@@ -71,7 +71,10 @@ def sweep(
     length = length or loaded.config.length
     check_request(loaded, num, length, batch or 1)
     assessor = assessor_for(
-        find_reference(corpus, loaded.tokenizer, num, length, note), scorer, device=device, say=note
+        find_reference(corpus or zoo.trained_on(name, length), loaded.tokenizer, num, length, note),
+        scorer,
+        device=device,
+        say=note,
     )
     seeds = range(seed, seed + num)
     measurer = Measurer(Store(out, note=note), assessor, chosen, seeds, length, batch, command_line())

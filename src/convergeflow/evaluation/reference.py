@@ -71,7 +71,10 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
     law = stories_law() if corpus.name == "stories" else None
     order = np.random.default_rng(derive_seed(0, "reference", corpus.fingerprint)).permutation(len(corpus.heldout))
     if len(order) < 2:
-        raise UserError(f"the corpus {corpus.name} holds out fewer than 2 blocks: nothing real to compare with")
+        raise UserError(
+            f"the corpus {corpus.name} holds out {len(order)} of the 2 blocks that a comparison with real text needs: "
+            "prepare it again from more text, with a larger `heldout_share` or a smaller `length`"
+        )
     take = min(num, len(order) // 2)
     real, rest = np.sort(order[:take]), np.sort(order[take : take + STATISTICS_BLOCKS])
     return Reference(

@@ -25,15 +25,12 @@ if TYPE_CHECKING:  # naming the controls must not load torch
     from convergeflow.flow.schedule import Coefficients, Schedule
 
 
-GUIDANCE: Registry[Callable[[Coefficients], Tensor]] = Registry(
-    "guidance schedule",
-    "guidance",
-    {
-        "A": lambda at: at.sigma.new_ones(at.sigma.shape),
-        "B": lambda at: 1.0 / (1.0 + (at.sigma / at.alpha).sqrt()),
-        "C": lambda at: 1.0 / (1.0 + at.sigma / at.alpha),
-    },
-)
+_OF_THE_PAPER: dict[str, Callable[[Coefficients], Tensor]] = {
+    "A": lambda at: at.sigma.new_ones(at.sigma.shape),
+    "B": lambda at: 1.0 / (1.0 + (at.sigma / at.alpha).sqrt()),
+    "C": lambda at: 1.0 / (1.0 + at.sigma / at.alpha),
+}
+GUIDANCE: Registry[Callable[[Coefficients], Tensor]] = Registry("guidance schedule", "guidance", _OF_THE_PAPER)
 """The factor in (0, 1] by which a nominal strength is multiplied at a noise level."""
 
 

@@ -77,7 +77,7 @@ class ConvergeFlowModel(LanguageModel):
     config_class: ClassVar[type[ConvergeFlowConfig]] = ConvergeFlowConfig
     config: ConvergeFlowConfig
     network: FlowNetwork
-    bound_kind = "variational diffusion bound"
+    bound_kind: str | None = "variational diffusion bound"
 
     def __init__(self, config: ConvergeFlowConfig) -> None:
         super().__init__(config)

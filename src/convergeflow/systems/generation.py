@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.sampling.wrappers import Clamp
-from convergeflow.systems.options import declared, settings_of
+from convergeflow.systems.options import declared, settings_of, tuned
 from convergeflow.systems.prompt import Span, followed_by_unknown, gaps_of, known_text, marked
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def sampler_arguments(model: LanguageModel, options: Mapping[str, Any], length: 
         if rest:
             raise UserError(f"`settings` are whole: change `{next(iter(rest))}` in them, or leave `settings` out")
         return passed
+    if str(rest.get("preset", "")).endswith(".json"):
+        rest["preset"] = tuned(rest["preset"])
     known = [name for name, *_ in declared()]
     controls = {name: value for name, value in rest.items() if name in model.controls and name not in known}
     given = {name: value for name, value in rest.items() if name not in controls}

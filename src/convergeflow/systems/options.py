@@ -1,7 +1,7 @@
 """Settings from options that a user gave by name: what the command line and the server share.
 
-Options are the fields of `Settings`, `Controls` and, with `freeze_` before them, `Freeze`; `preset` names where to
-start, `schedule` is A, B or C for all three controls, and `freeze` is a switch.
+Options are the fields of `Settings`, `Controls` and, with `freeze_` before them, `Freeze`; `preset` is where to start,
+a name or settings, `schedule` is A, B or C for all three controls, and `freeze` is a switch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from convergeflow import files
 from convergeflow.errors import UserError
 from convergeflow.flow.guidance import GUIDANCE, Controls
 from convergeflow.sampling.settings import Freeze, Settings
@@ -25,8 +26,10 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
 
     given = {name: value for name, value in given.items() if value is not None and value is not False}
     named = given.pop("preset", None)
-    preset = default if named is None else named
-    base = Settings() if preset is None else preset_for(preset, schedule, nfe=given.get("nfe"))
+    base = default if named is None else named
+    base = Settings() if base is None else base
+    if not isinstance(base, Settings):
+        base = preset_for(base, schedule, nfe=given.get("nfe"))
     if named is None and given.get("self_condition", "recursive") != "recursive":
         base = replace(base, controls=Controls())  # nobody asked for the refinements of the model's own preset
     everywhere = given.pop("schedule", None)
@@ -42,6 +45,16 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
     return replace(base, controls=replace(base.controls, **controls), **given)
 
 
+def tuned(path: str) -> Settings:
+    """Settings from a file that `convergeflow tune` wrote. A client of a server must not name one."""
+    values = files.read_json(path, fix="`convergeflow tune` makes such files")
+    try:
+        found: Settings = files.check_type(values["settings"], Settings)
+    except (UserError, KeyError, TypeError) as wrong:
+        raise UserError(f"{path} holds no settings of `convergeflow tune` ({wrong})") from None
+    return found
+
+
 def _registered(value: Any) -> Any:
     """A guidance schedule as it is registered: the paper's letters may be written small."""
     return value.upper() if isinstance(value, str) and value not in GUIDANCE else value
@@ -49,7 +62,10 @@ def _registered(value: Any) -> Any:
 
 def declared() -> Iterator[tuple[str, Any, str, Any]]:
     """Name, type, explanation and default of every option, as the settings declare them."""
-    yield "preset", str, "Named settings of the paper, rescaled to this model: see `convergeflow list presets`.", None
+    named = (
+        "Named settings, rescaled to this model (see `convergeflow list presets`), or a file of `convergeflow tune`."
+    )
+    yield "preset", str, named, None
     hints = typing.get_type_hints(Settings, include_extras=True)
     for control in fields(Settings):
         if control.name == "controls":

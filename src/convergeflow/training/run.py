@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from convergeflow import files
 from convergeflow.data.corpus import Corpus
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
+from convergeflow.model.network import Shape
+from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import checkpoint, journal
 from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
 from convergeflow.training.card import write_card
@@ -42,6 +44,9 @@ HOW_IT_RUNS = ("device", "compile", "recompute", "parallel", "accumulate")
 WHAT_IT_WRITES = ("checkpoint_every", "keep", "keep_every", "log_every", "tensorboard")
 HOW_IT_IS_WATCHED = ("evaluate_every", "evaluate_blocks", "sample_every", "sample_nfe")
 FREE_ON_RESUME = (*HOW_IT_RUNS, *WHAT_IT_WRITES, *HOW_IT_IS_WATCHED)
+
+Build = Callable[[RunConfig, int], LanguageModel]
+"""The model at the start of a run, from its configuration and the size of its vocabulary."""
 
 
 def saved_config(out: Path, overrides: Sequence[str] = (), *, wanted: RunConfig | None = None) -> RunConfig:
@@ -123,9 +128,14 @@ def train(
     init_from: Path | None = None,
     reporter: Reporter | None = None,
     accelerator: Accelerator | None = None,
+    build: Build = build_model,
 ) -> TrainingEnd:
-    """Run a configuration into `out`; afterwards `out/model` holds the averaged model if the run was finished."""
+    """Run a configuration into `out`; afterwards `out/model` holds the averaged model, unless a signal stopped it."""
     reporter = reporter or Reporter()
+    if config.distill is not None and build is build_model:
+        raise UserError(
+            f"this run learns from the teacher {config.distill.teacher}: start it with `convergeflow distill`"
+        )
     if resume and init_from is not None:
         raise UserError("`init_from` starts a run and `resume` goes on with one: give one of them")
     if out.exists() and not out.is_dir():
@@ -139,7 +149,7 @@ def train(
             if accelerator.is_main_process:
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(files.only_writer(out, f"the run in {out}"))
-            return _train(config, out, resume, init_from, reporter, accelerator)
+            return _train(config, out, resume, init_from, reporter, accelerator, build)
     except UserError:
         with contextlib.suppress(OSError):  # a refused run leaves nothing behind; a folder with anything in it stays
             out.rmdir()
@@ -155,8 +165,30 @@ def refuse_other_files(out: Path) -> None:
             raise UserError(f"{out} has a {name} and no {RUN_FILE}, so it is no run of ours: choose another `out`")
 
 
+def _start_from(folder: Path, model: LanguageModel, corpus: Corpus, config: RunConfig, reporter: Reporter) -> None:
+    """Take over the weights of a checkpoint, with a new vocabulary if the corpus has another one."""
+    new = load_weights(model, folder, corpus.tokenizer)
+    if new is None:
+        return
+    learns = any(stage.learn_table for stage in config.stages)
+    if new and isinstance(config.model.system, Shape) and not learns:
+        raise UserError(
+            f"{new} tokens of the corpus are new to `init_from` {folder}, and no stage learns the table: set "
+            "learn_table in one, or prepare the text with the checkpoint's tokenizer"
+        )
+    introduce(model, corpus, config)  # what it says about word frequencies is the new text's
+    known = corpus.vocabulary - new
+    reporter.note(f"new vocabulary: {known} of {corpus.vocabulary} tokens keep their rows, the others start fresh")
+
+
 def _train(
-    config: RunConfig, out: Path, resume: bool, init_from: Path | None, reporter: Reporter, accelerator: Accelerator
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    init_from: Path | None,
+    reporter: Reporter,
+    accelerator: Accelerator,
+    build: Build,
 ) -> TrainingEnd:
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
@@ -167,16 +199,16 @@ def _train(
     if accelerator.is_main_process:
         corpus.verify()
     check_memory(config, corpus.vocabulary, accelerator.num_processes)
-    model = build_model(config, corpus.vocabulary)
+    model = build(config, corpus.vocabulary)
     introduce(model, corpus, config)
     if init_from is not None:
-        load_weights(model, init_from)
+        _start_from(init_from, model, corpus, config, reporter)
     trainer = Trainer(config, model, corpus, out, accelerator=accelerator, reporter=None if quiet else reporter)
     if accelerator.is_main_process:
         files.write_json(out / RUN_FILE, config.to_dict())
     outcome = trainer.run(resume=resume)
-    if outcome.finished:
+    if outcome.usable:
         parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())
-        card = write_card(config, corpus.fingerprint, parameters, outcome.step, outcome.evaluation)
+        card = write_card(config, corpus, parameters, outcome.step, outcome.evaluation)
         trainer.export(out / MODEL_FOLDER, card)
     return outcome

@@ -36,7 +36,7 @@ from convergeflow.training.ahead import Ahead
 from convergeflow.training.config import RunConfig
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.interrupt import StopRequest
-from convergeflow.training.journal import Journal
+from convergeflow.training.journal import Journal, shown_loss
 from convergeflow.training.optimizer import StageOptimizer
 
 
@@ -92,7 +92,13 @@ class TrainingEnd:
     finished: bool
     checkpoint: Path
     signal_number: int = 0
+    """Of the signal that stopped it."""
     evaluation: dict[str, float] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the run came to the end that was planned, by its steps or by its clock."""
+        return self.finished or not self.signal_number
 
 
 class Trainer:
@@ -167,13 +173,14 @@ class Trainer:
                     if index != stage:
                         self._enter_stage(index, first=local == 0)
                         stage = index
-                    numbers, stopped = self._train_step(step, read_ahead(step), bool(stop.signal_number))
-                    if stopped and not stop.signal_number:
+                    asked = stop.asked
+                    numbers, stopped = self._train_step(step, read_ahead(step), asked)
+                    if stopped and not asked:
                         stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
                     step += 1
-                    last = step == total or config.stage_at(step)[0] != stage
+                    last = step == total or config.stage_at(step)[0] != stage or (stopped and not stop.signal_number)
                     logged = self._log(step, stage, numbers, clock, last)
-                    self._look(step, last)
+                    self._look(step, stage, last)
                     if last or stopped or step % config.checkpoint_every == 0:
                         self._save(step)
                         saved = step
@@ -197,18 +204,17 @@ class Trainer:
         rate = self.config.batch * self.corpus.length / seconds
         if self.journal is not None:
             self.journal.time({"step": step, "seconds": seconds, "tokens_per_second": rate})
-        self.setup.reporter.advance(1, loss=round(numbers["loss"], 4), **{"tok/s": round(rate)})
+        self.setup.reporter.advance(1, loss=round(shown_loss(numbers), 4), **{"tok/s": round(rate)})
         return True
 
-    def _look(self, step: int, last: bool) -> None:
+    def _look(self, step: int, stage: int, last: bool) -> None:
         """Evaluate and sample, if it is time to."""
         config, shown = self.config, (self.ema_doorway, self.corpus, self.config, self.accelerator)
-        where = f"step {step}/{config.total_steps}"
+        where = f"step {step}/{config.total_steps} ({config.stages[stage].name})"
         if last or (config.evaluate_every and step % config.evaluate_every == 0):
             self.evaluation = watch.evaluate(*shown)
             self._write({"step": step, "evaluate": self.evaluation})
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
-            self.setup.reporter.note(f"{where}  {numbers}")
+            self.setup.reporter.note(f"{where}  {watch.in_words(self.evaluation)}")
         if last or (config.sample_every and step % config.sample_every == 0):
             texts = watch.sample_texts(*shown)
             self._write({"step": step, "samples": texts})
@@ -275,6 +281,7 @@ class Trainer:
     def _enter_stage(self, index: int, *, first: bool) -> None:
         """Prepare a stage; `first` says that none of its steps was made yet."""
         stage = self.config.stages[index]
+        self.setup.reporter.advance(0, stage=f"{stage.name} ({index + 1} of {len(self.config.stages)})")
         if first and index and stage.from_average:
             for target, source in zip(self.model.parameters(), self.ema.model.parameters(), strict=True):
                 sharding.local(target.data).copy_(sharding.local(source))

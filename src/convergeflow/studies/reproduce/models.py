@@ -26,7 +26,7 @@ from convergeflow.studies.reproduce import team
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import checkpoint
-from convergeflow.training.build import open_corpus
+from convergeflow.training.build import open_corpus, start_table
 from convergeflow.training.config import (
     CorpusConfig,
     EmaConfig,
@@ -184,6 +184,8 @@ def _fresh(
     if other is not None:
         with torch.no_grad():
             model.network.embedding.weight.copy_(other.network.embedding.weight)
+    elif scale.like == "embedded" and resolve(scale.corpus).table == "contexts":
+        start_table(model, corpus)
     return model
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
 TRAINING = ("convergence", "objectives")
 SAMPLING = ("shortcut", "controls", "combination", "unconditional", "token-rules", "configurations", "grids")
-BEYOND_THE_PAPER = ("solvers", "freezing", "facts")
+BEYOND_THE_PAPER = ("solvers", "calls", "freezing", "facts")
 SYSTEMS = ("systems", "natural", "sanity")
 NAMES = (*THEORY, *TRAINING, *SAMPLING, *BEYOND_THE_PAPER, *SYSTEMS)
 """All experiments, theory first."""

@@ -72,15 +72,7 @@ def reproduce(
     Several processes, here or on other machines, may do this in one folder: each takes what is free, and comes back to
     an experiment until all of its points are there.
     """
-    planned = [experiment.cost[scale.like] for experiment in experiments]
-    points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
-    store.pace = Pace(points, seconds, store.note)
-    store.note(
-        f"{len(experiments)} experiments at scale {scale.name}: about {points} points, "
-        f"{readable(seconds)} if none is done yet"
-    )
-    if scale.name == "paper":
-        store.note(cost.total(experiments, scale).in_words(team.size()))
+    announce(experiments, store, scale)
     finished: dict[str, Finished] = {}
     team.train_together(experiments, store, scale)
     waiting = list(experiments)
@@ -113,6 +105,17 @@ def reproduce(
             time.sleep(PAUSE)
         waiting = later
     return _ordered(finished, experiments)
+
+
+def announce(experiments: Sequence[Experiment], store: Store, scale: ExperimentScale) -> None:
+    """Say what is to be done and how long it takes; the store's progress counts from here."""
+    planned = [experiment.cost[scale.like] for experiment in experiments]
+    points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
+    store.pace = Pace(points, seconds, store.note)
+    own = f", {readable(seconds)} if none is done yet" if scale.name == scale.like else ""
+    store.note(f"{len(experiments)} experiments at scale {scale.name}: about {points} points{own}")
+    if scale.scorer != "exact":
+        store.note(cost.total(experiments, scale).in_words(team.size()))
 
 
 def _ordered(finished: Mapping[str, Finished], experiments: Sequence[Experiment]) -> list[Finished]:
