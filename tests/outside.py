@@ -107,7 +107,7 @@ class Outside:
         self.command("train", "test", *steps, "--method", "bigram", "--out", "bigram")
         assert "One" in self.command("generate", "--model", "bigram", "--num", "8")
         power = ["model.schedule.kind=power", "model.schedule.power=3", "stages.ce.learn_schedule=false"]
-        self.command("train", "test", *steps[1:], "stages.ce.steps=2", *power, "--out", "power")
+        self.command("train", "test", *steps[1:], "stages.ce.steps=6", *power, "--out", "power")
         described = json.loads((self.home / "power" / "model" / "config.json").read_text())
         assert described["schedule"] == {"kind": "power", "power": 3.0}
         self.command("generate", "--model", "power", "--num", "1", "--nfe", "4")
