@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from convergeflow.data.provenance import TrainedOn, recalled
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.device import Precision, dtype_named, precision_of, too_short, trunk_autocast
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -171,6 +172,8 @@ class LanguageModel(nn.Module):
         """Of the folder that the model came from, if it holds one; without it samples are ids alone."""
         self.card: str | None = None
         """What is known of the training, as a page of Markdown."""
+        self.trained_on: TrainedOn | None = None
+        """What the folder says of its training text; real text that contradicts it must not judge this model."""
 
     @property
     def device(self) -> torch.device:
@@ -372,7 +375,8 @@ class LanguageModel(nn.Module):
         return model.to(dtype_named(dtype)).eval()
 
     def take_companions(self, folder: Path) -> None:
-        """What lies beside the weights: the tokenizer and the card, where there are such."""
+        """What lies beside the weights: the tokenizer, the card, and what is known of the training text."""
+        self.trained_on = recalled(folder)
         if (folder / CARD_FILE).is_file():
             self.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         if (folder / "tokenizer.json").is_file():
