@@ -21,10 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from convergeflow.data.provenance import FILE as TRAINED_ON
 from convergeflow.data.provenance import TrainedOn, recalled
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.device import Precision, dtype_named, precision_of, too_short, trunk_autocast
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import write_json
 from convergeflow.flow.schedule import Schedule
 from convergeflow.objective.losses import Loss
 from convergeflow.plugins import Registry
@@ -344,6 +346,8 @@ class LanguageModel(nn.Module):
             self.tokenizer.save(folder)
         if self.card is not None:
             (folder / CARD_FILE).write_text(self.card, encoding="utf-8")
+        if self.trained_on is not None:
+            write_json(folder / TRAINED_ON, self.trained_on)
 
     @classmethod
     def from_pretrained(
