@@ -209,6 +209,6 @@ def _train(
     outcome = trainer.run(resume=resume)
     if outcome.usable:
         parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())
-        card = write_card(config, corpus, parameters, outcome.step, outcome.evaluation)
+        card = write_card(trainer.config, corpus, parameters, outcome.step, outcome.evaluation)
         trainer.export(out / MODEL_FOLDER, card)
     return outcome
