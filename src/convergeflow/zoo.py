@@ -58,6 +58,7 @@ def locate(name: str | Path, *, average: bool = True) -> Path:
 def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device: str = "auto") -> LanguageModel:
     """A model ready to use, with its tokenizer if the folder holds one."""
     # Finding models must not load torch; loading one does.
+    from convergeflow.data.provenance import recalled
     from convergeflow.data.tokenizer import Tokenizer
     from convergeflow.device import choose_device, precision_of
     from convergeflow.systems.config import read_config
@@ -79,6 +80,7 @@ def load_model(name: str | Path = DEFAULT_MODEL, *, average: bool = True, device
             raise UserError(
                 f"the tokenizer in {folder} has {model.tokenizer.size} tokens, the model {model.config.vocabulary}"
             )
+    model.trained_on = recalled(folder)
     model.to(choose_device(device).device)
     return model.double() if precision_of(model.device).trunk.itemsize == 8 else model
 

@@ -59,6 +59,24 @@ def test_entropy_of_the_schedule_starts_at_the_unigram_entropy() -> None:
     assert model.learned_schedule.entropy.item() == 3.0
 
 
+@pytest.mark.parametrize("method", ["convergeflow", "mdlm"])
+def test_a_table_can_start_from_what_stands_around_tokens(method: str) -> None:
+    config = resolve("test", ["table=contexts", "model.head_init=0.02", f"model.method={method}"])
+    corpus = open_corpus(config)
+    fresh, model = (build_model(config, corpus.vocabulary) for _ in range(2))
+    introduce(model, corpus, config)
+    before, after = fresh.network.embedding.weight, model.network.embedding.weight
+    assert torch.allclose(before.norm(dim=1), after.norm(dim=1), atol=1e-5)  # rows turn and keep their length
+    alike = torch.nn.functional.normalize(after, dim=1)
+    ids = {token: index for index, token in enumerate(corpus.tokenizer.tokens())}
+    names, other = [ids["tom"], ids["ben"]], ids["."]
+    assert alike[names[0]] @ alike[names[1]] > 0.2 + alike[names[0]] @ alike[other]
+    assert torch.equal(before[corpus.vocabulary :], after[corpus.vocabulary :])  # a mask has no neighbours
+    if method == "convergeflow":
+        torch.testing.assert_close(model.network.head.weight, 0.02 * model.network.embedding.rows())
+    assert "table" not in resolve("test").to_dict()  # kept results are found by their configuration
+
+
 def test_unknown_method_and_unknown_option() -> None:
     with pytest.raises(UserError, match="did you mean 'convergeflow'"):
         build_model(resolve("test", ["model.method=convergflow"]), 20)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from convergeflow.data.provenance import TrainedOn
 from convergeflow.data.tokenizer import Tokenizer
 from convergeflow.device import Precision, precision_of, trunk_autocast
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -147,6 +148,8 @@ class LanguageModel(nn.Module):
         self.config = config
         self.tokenizer: Tokenizer | None = None
         """Set by `zoo.load_model` if the folder holds one; generation gives ids only without it."""
+        self.trained_on: TrainedOn | None = None
+        """What the folder says of its training text; real text that contradicts it must not judge this model."""
 
     @property
     def device(self) -> torch.device:

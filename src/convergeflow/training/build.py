@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from convergeflow.data.contexts import mixed
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
 from convergeflow.data.tokenizer import Tokenizer
@@ -45,8 +47,22 @@ def build_model(config: RunConfig, vocabulary: int) -> LanguageModel:
 
 
 def introduce(model: LanguageModel, corpus: Corpus, config: RunConfig) -> None:
-    """Tell a model the unigram counts of its corpus; an entropy given in the configuration wins over theirs."""
+    """Tell a model what is counted in its corpus; an entropy given in the configuration wins over the counts' own."""
     model.set_unigram(torch.from_numpy(corpus.unigram * corpus.train.size), config.model.entropy)
+    if config.table == "contexts":
+        start_table(model, corpus)
+
+
+@torch.no_grad()
+def start_table(model: LanguageModel, corpus: Corpus) -> None:
+    """Turn the rows of a fresh table towards tokens that stand in the same places, and the head that starts there."""
+    if model.table is None:
+        raise UserError("table=contexts is for methods with a token table; leave it out")
+    rows = model.table.get_parameter("weight")[: corpus.vocabulary]  # some methods have one more, for a mask
+    rows.copy_(torch.from_numpy(mixed(rows.cpu().numpy(), np.asarray(corpus.train))))
+    if ratio := getattr(model.config, "head_init", 0.0):
+        head = model.network.get_submodule("head").get_parameter("weight")
+        head.copy_(ratio * model.network.get_submodule("embedding").rows())  # type: ignore[operator]
 
 
 @torch.no_grad()

@@ -248,6 +248,8 @@ class RunConfig(Section):
     accumulate: PositiveInt = 1
     """Parts into which each process cuts its share of the batch."""
     ema: EmaConfig = EmaConfig()
+    table: Literal["random", "contexts"] = "random"
+    """How the token table starts: at random, or turned towards tokens that stand in the same places of the text."""
     seed: NonNegativeInt = 0
     device: str = "auto"
     """A name that `device.choose_device` knows; `auto` takes the fastest device present."""
@@ -274,7 +276,7 @@ class RunConfig(Section):
     distill: DistillConfig | None = None
     """A teacher, for `convergeflow distill`; None trains on text."""
 
-    _later = ("keep_every", "distill")
+    _later = ("keep_every", "table", "distill")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:

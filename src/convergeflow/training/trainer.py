@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from convergeflow import files
-from convergeflow.data import stream
+from convergeflow.data import provenance, stream
 from convergeflow.data.corpus import Corpus
 from convergeflow.device import compiles
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -386,6 +386,7 @@ class Trainer:
             sharding.load_state(model, weights)
         model.save_pretrained(folder, state_dict=weights)
         self.corpus.tokenizer.save(folder)
+        provenance.remember(folder, self.corpus)
 
     def export(self, target: Path, card: str) -> None:
         """The averaged model as a folder of its own, for generation; every process must call it."""
