@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FRESH = ROOT / "build" / "fresh" / "venv"
 BINARIES = "Scripts" if os.name == "nt" else "bin"
 TUTORIALS = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/tutorials/*.md"))
-PAGES = ["README.md", "docs/index.md", *TUTORIALS]
+PAGES = ["README.md", "docs/index.md", "docs/own-text.md", *TUTORIALS]
 FENCE = re.compile(r"^```(\S+)[ ]?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DONE = "\x1e done"
 
