@@ -51,7 +51,7 @@ test: $(STAMP) ## the whole test suite
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
 
 faults: $(STAMP) ## kill, starve, double, flip and fuzz every command for an hour or two, and print a table; goes on if stopped
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/campaign.py --size full --seed $(SEED) --journal 'out/faults-$(SEED)-{code}.jsonl'
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/campaign.py --size full --seed $(SEED) --jobs $(JOBS) --journal 'out/faults-$(SEED)-{code}.jsonl'
 
 lint: $(STAMP) ## style (ruff) and types (mypy)
 	$(BIN)/ruff check src tests tools

@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,6 @@ class Campaign:
     def __init__(self, folder: Path, trials: Trials) -> None:
         self.folder, self.trials = folder, trials
         self.number = 0
-        import_everything()
         os.environ["CONVERGEFLOW_CACHE"] = str(folder / "cache")
         os.environ["CONVERGEFLOW_QUIET"] = "1"
 
@@ -141,7 +141,7 @@ class Campaign:
                 at,
                 lambda _, at=at: self.killed_at(scenario, at, expected),
             )
-        for at in sorted(dice.sample(chosen, min(max(1, (points or total) // 4), total))):
+        for at in sorted(dice.sample(chosen, min(max(1, (points or total) // 8), total))):
             self.trials.once(f"{scenario.name}: full disk", at, lambda _, at=at: self.full_from(scenario, at, expected))
         for number in range(kills):
             self.trials.once(
@@ -304,19 +304,42 @@ UNHASHED = ("timing.jsonl", "settings.json", "tokenizer_config.json")
 SIZES: dict[str, dict[str, Any]] = {
     "1": {"points": 3, "kills": 1, "flips": 6, "writers": 1, "lost": 1, "served": 2, "fuzz": 0.04},
     "2": {"points": 20, "kills": 10, "flips": 60, "writers": 4, "lost": 3, "served": 10, "fuzz": 0.2},
-    "full": {"points": None, "kills": 60, "flips": 300, "writers": 10, "lost": 10, "served": 60, "fuzz": 1.0},
+    "full": {"points": None, "kills": 25, "flips": 300, "writers": 10, "lost": 5, "served": 50, "fuzz": 1.0},
 }
 LOCKED = ("train", "generate", "prepare")
 """Commands that two processes may give at once."""
 PARTS = (*("train", "generate", "prepare", "evaluate", "compare", "serve"), "flips", "processes", "fuzz")
 
 
+def shared(folder: Path, trials: Trials, size: str, parts: Sequence[str], jobs: int) -> None:
+    """The campaign, its trials shared among forked workers, which import nothing again."""
+    import_everything()
+    if jobs == 1:
+        return campaign(folder, trials, size, parts)
+    workers = []
+    for number in range(jobs):
+        worker = os.fork()
+        if worker == 0:
+            code = 1
+            try:
+                trials.shard = (trials.shard[0] * jobs + number, trials.shard[1] * jobs)
+                (folder / str(number)).mkdir()
+                campaign(folder / str(number), trials, size, parts)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        workers.append(worker)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
+    if any(ended):
+        raise SystemExit(f"a worker ended with {max(ended)}: the same command goes on")
+
+
 def campaign(folder: Path, trials: Trials, size: str, parts: Sequence[str]) -> None:
-    """The parts that are asked for, at a size."""
+    """The parts that are asked for, at a size; the dearest come last."""
     much = SIZES[size]
     made = Campaign(folder, trials)
-    for scenario in chosen(scenarios(made.model), parts):
-        made.disturb(scenario, much["points"], much["kills"], much["writers"] if scenario.name in LOCKED else 0)
     if "serve" in parts:
         from serve_trials import serve_trials
 
@@ -331,6 +354,8 @@ def campaign(folder: Path, trials: Trials, size: str, parts: Sequence[str]) -> N
         from fuzz import fuzz
 
         fuzz(made, much["fuzz"])
+    for scenario in chosen(scenarios(made.model), parts):
+        made.disturb(scenario, much["points"], much["kills"], much["writers"] if scenario.name in LOCKED else 0)
 
 
 def chosen(all_of: list[Scenario], names: Sequence[str]) -> Iterator[Scenario]:
@@ -344,13 +369,16 @@ def command_line() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--journal", help="keep trials here; {code} stands for the state of the code")
     parser.add_argument("--shard", default="0/1", help="take every Nth trial from the Kth on: K/N")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at once; they need a journal to be counted")
     asked = parser.parse_args()
     code = code_hash()
     shard, shards = map(int, asked.shard.split("/"))
     journal = None if asked.journal is None else Path(asked.journal.replace("{code}", code))
+    if asked.jobs > 1 and journal is None:
+        parser.error("--jobs needs a --journal")
     trials = Trials(asked.seed, asked.size, journal, (shard, shards), code)
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
-        campaign(Path(folder), trials, asked.size, asked.only)
+        shared(Path(folder), trials, asked.size, asked.only, asked.jobs)
     gc.unfreeze()
     if journal is not None:
         trials.read()  # with what other shards have done
