@@ -12,12 +12,12 @@ PYTEST_FLAGS ?=
 SEED   ?= 0
 # Versions of the dependencies: tested (those of constraints.txt), newest, or lowest (the lowest that pyproject.toml allows).
 DEPENDENCIES ?= tested
-EXTRAS := dev,docs,hub,jax,scorer,serve,tensorboard,triton
+EXTRAS := dev,docs,hub,jax,lm-eval,scorer,serve,tensorboard,triton
 # What stands for `--minutes N` of a tutorial that is followed; empty takes the minutes of the page.
 MINUTES ?= 0.4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test faults lint bench docs wheel tutorials rehearsal clean
+.PHONY: help setup demo serve test faults lint bench docs wheel outside tutorials rehearsal clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ tutorials: $(STAMP) ## follow the README and the tutorials word by word on a fre
 
 rehearsal: $(STAMP) ## the commands of docs/paper-scale.md with small stand-ins on two processes, killed on the way
 	$(BIN)/python tests/rehearsal.py
+
+outside: $(STAMP) ## build the wheel and use it from an empty environment: plug-ins, hub folders, lm-eval
+	$(BIN)/python tests/outside.py
 
 clean: ## remove .venv and everything that was built (never your runs)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
