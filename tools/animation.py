@@ -18,7 +18,7 @@ import convergeflow as cf
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "flow.svg"
 SEED, PRESET, NFE, GRID = 104, "config-b", 192, "closing"
 SECONDS, HOLD = 0.32, 4.0
-WIDTH, MARGIN, LINE, CHARACTER, SIZE = 780, 24, 30, 9.03, 15
+WIDTH, MARGIN, LINE, CHARACTER, SIZE = 600, 16, 28, 9.03, 15
 COLUMNS = int((WIDTH - 2 * MARGIN) / CHARACTER)
 LEVELS = 8
 """Shades of a word, from unreadable to certain."""
@@ -89,10 +89,11 @@ def draw(made: dict[str, Any]) -> str:
     style = STYLE % {"size": SIZE, "whole": whole, "share": percent, "held": 100 * HOLD / whole, "cover": cover}
     shades = "".join(f".w{n}{{opacity:{0.12 + 0.88 * n / (LEVELS - 1):.2f}}}" for n in range(LEVELS))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>A text of stories-small on its way from noise to words: {escape(sample['text'])}</title>",
         f"<style>{style}{shades}</style>",
-        f'<text class="s" x="{MARGIN}" y="{strip - 12}">Every row is a step, every column a position: '
+        f'<text class="s" x="{MARGIN}" y="{strip - 12}">Rows are steps, columns are positions: '
         "the stronger the colour, the surer the word.</text>",
     ]
     for number, frame in enumerate(frames):
@@ -113,13 +114,13 @@ def draw(made: dict[str, Any]) -> str:
             x, y = MARGIN + column * CHARACTER, 62 + line * LINE
             parts.append(f'<text x="{x:.0f}" y="{y}" class="w{shade}"{fit}>{escape(word)}</text>')
         parts.append("</g>")
-    size = f'width="{WIDTH - 2 * MARGIN}" height="{rows * len(frames)}"'
+    size = f'width="{WIDTH - 2 * MARGIN}" height="{rows * len(frames) + 2}"'
     parts.append(f'<svg x="{MARGIN}" y="{strip}" {size} fill="currentColor">')
     for number, frame in enumerate(frames):
         for position, leaders in enumerate(frame["top_weights"]):
             corner = f'x="{position * wide:.1f}" y="{number * rows}" width="{wide:.1f}" height="{rows}"'
             parts.append(f'<rect {corner} class="w{level(leaders[0])}"/>')
-    parts.append(f'<rect class="c" x="-1" width="{WIDTH}" height="{rows * len(frames)}"/></svg>')
+    parts.append(f'<rect class="c" x="-1" width="{WIDTH}" height="{rows * len(frames) + 2}"/></svg>')
     parts.append(
         f'<text class="s" x="{MARGIN}" y="{height - 14}">stories-small, {len(final)} positions, seed {sample["seed"]}, '
         f"preset {PRESET}: {sample['calls']} calls in all</text></svg>"

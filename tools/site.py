@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -177,14 +177,20 @@ def navigation() -> list[str]:
 
 
 class Loads(HTMLParser):
-    """What a page loads by itself, as a browser does; a link that somebody may follow is not loaded."""
+    """What a page loads by itself, as a browser does; where its links lead; and the places that links can lead to."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = {""}
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
+        self.places |= {str(given[name]) for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(str(given["href"]))
         if tag == "link" and given.get("rel") in ("canonical", "next", "prev", "alternate"):
             return
         names = {"link": ["href"], "a": [], "form": ["action"]}.get(tag, ["src", "srcset", "data", "poster", "href"])
@@ -197,10 +203,8 @@ def other_hosts(site: Path) -> list[str]:
     wrong = []
     for file in sorted(site.rglob("*")):
         if file.suffix == ".html":
-            page = Loads()
             text = file.read_text(encoding="utf-8")
-            page.feed(text)
-            found = page.found + re.findall(
+            found = Loads(text).found + re.findall(
                 r"url\([\"']?([^)\"']+)", "".join(re.findall(r"<style.*?</style>", text, re.S))
             )
         elif file.suffix == ".css":
@@ -211,15 +215,34 @@ def other_hosts(site: Path) -> list[str]:
     return wrong
 
 
+def dead_links(site: Path) -> list[str]:
+    """Links of a built site to files, or to places in them, that are not there."""
+    pages = {file.resolve(): Loads(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
+    wrong = []
+    for file, page in pages.items():
+        for link in page.links:
+            address = urlsplit(link)
+            if address.scheme or address.netloc or file.name == "404.html":
+                continue
+            goal = (file.parent / unquote(address.path)).resolve() if address.path else file
+            goal = goal / "index.html" if goal.is_dir() else goal
+            there = goal.is_file() and (goal not in pages or unquote(address.fragment) in pages[goal].places)
+            if not there:
+                wrong.append(f"{file.relative_to(site.resolve())}: {link}")
+    return wrong
+
+
 def main() -> int:
     stage()
     shutil.rmtree(SITE, ignore_errors=True)
     done = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT)
     if done.returncode:
         return done.returncode
-    wrong = other_hosts(SITE)
+    wrong = [f"another host: {each}" for each in other_hosts(SITE)] + [
+        f"a dead link: {each}" for each in dead_links(SITE)
+    ]
     for each in wrong:
-        print(f"error: another host: {each}", file=sys.stderr)
+        print(f"error: {each}", file=sys.stderr)
     files = [file for file in SITE.rglob("*") if file.is_file()]
     pages = sum(file.suffix == ".html" for file in files)
     print(f"build/site: {pages} pages, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB")

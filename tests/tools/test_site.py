@@ -60,6 +60,16 @@ def test_a_link_to_follow_loads_nothing(site: Any, tmp_path: Path) -> None:
     assert site.other_hosts(tmp_path) == []
 
 
+def test_a_dead_link_is_found(site: Any, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "b.html").write_text('<h1 id="top">x</h1><a href="../a.html"></a>')
+    alive = '<a href="inner/b.html#top"></a><a href="https://semver.org"></a><a href="#"></a>'
+    (tmp_path / "a.html").write_text(alive)
+    assert site.dead_links(tmp_path) == []
+    (tmp_path / "a.html").write_text(alive + '<a href="inner/b.html#bottom"></a><a href="c.html"></a>')
+    assert site.dead_links(tmp_path) == ["a.html: inner/b.html#bottom", "a.html: c.html"]
+
+
 def test_the_animation_shows_a_real_run(animation: Any) -> None:
     """Its last frame is what the model writes, and its first is not."""
     made = animation.record()

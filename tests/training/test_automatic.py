@@ -48,7 +48,7 @@ def stand_in(seconds: dict[tuple[int, int], float]) -> Any:
     return cost
 
 
-@pytest.mark.parametrize(("unit", "expected"), [(1.0, (64, 3)), (0.2, (128, 4)), (0.02, (128, 6)), (0.002, (192, 6))])
+@pytest.mark.parametrize(("unit", "expected"), [(3.0, (64, 3)), (0.2, (128, 4)), (0.02, (128, 6)), (0.002, (192, 6))])
 def test_the_size_follows_the_machine_and_the_run_fits_into_its_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch, unit: float, expected: tuple[int, int]
 ) -> None:

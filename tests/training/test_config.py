@@ -9,7 +9,17 @@ import pytest
 from convergeflow import zoo
 from convergeflow.errors import UserError
 from convergeflow.training import config as configuration
-from convergeflow.training.config import RunConfig, StageConfig, assembled, from_dict, origins, renewed, resolve, scaled
+from convergeflow.training.config import (
+    RunConfig,
+    StageConfig,
+    assembled,
+    from_dict,
+    origins,
+    refitted,
+    renewed,
+    resolve,
+    scaled,
+)
 from convergeflow.training.recipes import parse_override, read_recipe, recipes
 
 
@@ -230,6 +240,16 @@ def test_stages_and_warm_up_are_scaled_in_proportion(name: str, factor: float) -
         assert after.model_dump(exclude={"steps", "warmup"}) == before.model_dump(exclude={"steps", "warmup"})
     with pytest.raises(UserError, match="need at least"):
         scaled(config, len(config.stages) - 1)
+
+
+def test_what_is_left_is_refitted_and_what_is_done_stays() -> None:
+    """`test` has 30 and 20 steps, 5 of them to warm up: after 10 steps 20 and 20 are left."""
+    config = resolve("test")
+    for left, expected in ((40, [30, 20]), (20, [20, 10]), (80, [50, 40]), (1, [11, 1])):
+        found = refitted(config, 10, left)
+        assert [stage.steps for stage in found.stages] == expected and found.stages[0].warmup == 5
+    assert [stage.steps for stage in refitted(config, 35, 5).stages] == [30, 10]  # the first stage is behind
+    assert refitted(config, 2, 24).stages[0].warmup == 2  # half of 5: it is still warming up
 
 
 def test_the_same_number_of_steps_changes_nothing() -> None:

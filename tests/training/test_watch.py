@@ -17,6 +17,7 @@ from convergeflow.randomness import RowDraws
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import watch
 from convergeflow.training.config import resolve
+from convergeflow.training.interrupt import ending_at
 from convergeflow.training.journal import shown_loss
 from convergeflow.training.run import Reporter, train
 
@@ -80,20 +81,56 @@ def test_a_run_names_its_stages_and_shows_what_it_journals(tmp_path: Path) -> No
     assert {"bound", "context_free"} < set(evaluations[0]) and sum("@" in name for name in evaluations[0]) == 15
 
 
-def test_the_clock_ends_a_run_with_a_model_and_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time is what the test says it is: it runs out in the sixth step."""
-    from convergeflow.training import interrupt
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time is what the test says it is, and a nanosecond more at every look."""
+    from convergeflow.training import interrupt, trainer
 
     now = [0.0]
-    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+
+    def look() -> float:
+        now[0] += 1e-9
+        return now[0]
+
+    monkeypatch.setattr(interrupt.time, "monotonic", look)
+    monkeypatch.setattr(trainer.time, "perf_counter", look)
+    return now
+
+
+def test_the_clock_ends_a_run_with_a_model_and_it_can_go_on(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes a second, and time runs out in the sixth."""
+    from convergeflow.training import trainer
+
+    monkeypatch.setattr(trainer, "PACE_AFTER", 100)
 
     def pass_time(amount: float = 1, **fields: Any) -> None:
-        now[0] += amount
+        clock[0] += amount
 
-    with interrupt.ending_at(5.5):
+    with ending_at(5.5):
         outcome = run_toy(tmp_path, toy_config(), advance=pass_time)
     assert (outcome.step, outcome.finished, outcome.usable, outcome.signal_number) == (7, False, True, 0)
     records = [json.loads(line) for line in (tmp_path / "journal.jsonl").open()]
     assert records[-2]["step"] == 7 and "evaluate" in records[-2] and "samples" in records[-1]
     again = run_toy(tmp_path, toy_config(), resume=True)
     assert again.finished and again.step == 24
+
+
+@pytest.mark.parametrize(("second", "expected"), [(2.0, [11, 4]), (0.5, [24, 36])])
+def test_a_run_that_is_slower_or_faster_than_planned_still_has_all_its_stages(
+    tmp_path: Path, clock: list[float], second: float, expected: list[int]
+) -> None:
+    """14 and 10 steps were planned for 30 seconds; after 10 of them it is clear what a step takes."""
+
+    def pass_time(amount: float = 1, **fields: Any) -> None:
+        clock[0] += second * amount
+
+    with ending_at(30.1):
+        outcome = run_toy(tmp_path, toy_config(), advance=pass_time)
+    assert outcome.finished
+    steps = [stage["steps"] for stage in json.loads((tmp_path / "run.json").read_text())["stages"]]
+    assert steps == expected and clock[0] == pytest.approx(30, abs=2)
+    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").open()]
+    assert any(record.get("refitted") == {"ce": expected[0], "mse": expected[1]} for record in records)
+    assert [record["stage"] for record in records if "loss" in record].count("mse") == expected[1]

@@ -15,6 +15,7 @@ from convergeflow.errors import UserError
 from convergeflow.markup import printable
 
 if TYPE_CHECKING:
+    from convergeflow.data.provenance import TrainedOn
     from convergeflow.evaluation.assess import SampleSet
     from convergeflow.evaluation.reference import Reference
     from convergeflow.systems.protocol import LanguageModel
@@ -38,6 +39,7 @@ def evaluate(
         str, typer.Option(help="ours-1, convergeflow-2026, langflow-2026, duo-2026, elf-2026, several, or all.")
     ] = "ours-1",
     corpus: options.Corpus = None,
+    force: options.Force = False,
     bound: Annotated[
         int, typer.Option("--bound", min=0, help="Also bound the likelihood of the real text, with this many draws.")
     ] = 0,
@@ -88,7 +90,7 @@ def evaluate(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
             )
     trained = None if loaded is None else zoo.trained_on(model or zoo.DEFAULT_MODEL, drawn.ids.shape[1])
-    reference = _reference(corpus or trained, drawn, overlap)
+    reference = _reference(corpus or trained, drawn, overlap, None if loaded is None else loaded.trained_on, force)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     if assessor.scorer.name == "exact" and len(chosen) > 1:
         note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
@@ -109,11 +111,14 @@ def evaluate(
     print_json(result) if json else print(printable(render(result)))
 
 
-def _reference(corpus: str | None, drawn: SampleSet, overlap: bool) -> Reference | None:
+def _reference(
+    corpus: str | None, drawn: SampleSet, overlap: bool, trained_on: TrainedOn | None, force: bool
+) -> Reference | None:
     """The real text for samples, with an index of the training text if its `overlap` is wanted."""
     from convergeflow.evaluation.reference import find_reference
 
-    found = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
+    num, length = drawn.ids.shape
+    found = find_reference(corpus, drawn.tokenizer, num, length, note, trained_on=trained_on, force=force)
     if found is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
         return None

@@ -233,22 +233,19 @@ def carry_out(
         console.note(f"{config.model.method} {what}: {config.total_steps} steps into {out}, {processes}")
     with console.progress(command, config.total_steps if main else None) as bar:
 
-        def advance(amount: float = 1, stage: str | None = None, **fields: Any) -> None:
-            if stage is not None:
-                bar.describe(f"stage {stage}")
+        def advance(amount: float = 1, stage: str | None = None, total: int | None = None, **fields: Any) -> None:
+            bar.describe(None if stage is None else f"stage {stage}", total)
             bar.advance(amount, **fields)
 
         reporter = run.Reporter(advance=advance, note=console.note, warn=console.warn)
         outcome = run.train(config, out, resume=resume, reporter=reporter, accelerator=accelerator, **how)
     if main:
-        _report(outcome, config, out, command, planned, as_json)
+        _report(outcome, out, command, planned, as_json)
     if not outcome.usable:  # all processes of a run end alike
         raise typer.Exit(128 + outcome.signal_number)
 
 
-def _report(
-    outcome: TrainingEnd, config: RunConfig, out: Path, command: str, planned: RunPlan | None, as_json: bool
-) -> None:
+def _report(outcome: TrainingEnd, out: Path, command: str, planned: RunPlan | None, as_json: bool) -> None:
     """How it ended and what to do next."""
     from convergeflow.training import run
 
@@ -269,8 +266,7 @@ def _report(
             "generate", "--model", result["model"]
         )
         if not outcome.finished:
-            left = config.total_steps - outcome.step
-            console.note(f"the time is up {left} steps before the end of the plan; to make them: {go_on}")
+            console.note(f"the time is up before the plan was done; to make the rest of it: {go_on}")
         for word in ("evaluate", "sweep", "serve"):
             console.note(f"  {console.hint(word, out)}")
     else:

@@ -34,7 +34,7 @@ BYTES_PER_MINUTE = 4e6
 SIZES_BY_STEPS: tuple[tuple[int, dict[str, int]], ...] = (
     (6000, {"width": 192, "depth": 6, "heads": 6}),
     (2000, {"width": 128, "depth": 6, "heads": 4}),
-    (200, {"width": 128, "depth": 4, "heads": 4}),
+    (60, {"width": 128, "depth": 4, "heads": 4}),
     (0, {"width": 64, "depth": 3, "heads": 2}),
 )
 """Steps that must fit into the time, and the size of network that is worth it then: a larger one learns more from a
@@ -44,7 +44,7 @@ MANY_EPOCHS = 3
 DROPOUT = 0.1
 LOOKS, STEPS_PER_LOOK = 4, 150
 """Evaluations along a run, besides those at the end of a stage: at most so many, and after so many steps."""
-LOOK_STEPS = 7
+LOOK_STEPS = 9
 """What an evaluation with sample texts costs, in training steps: passes of 32 sequences at ten noise levels."""
 CLOSING = 6.0
 """Seconds for what comes before the first and after the last step: loading, saving, the model folder."""

@@ -47,10 +47,15 @@ def build_model(config: RunConfig, vocabulary: int) -> LanguageModel:
 
 
 def introduce(model: LanguageModel, corpus: Corpus, config: RunConfig) -> None:
-    """Tell a model what is counted in its corpus; an entropy given in the configuration wins over the counts' own."""
-    model.set_unigram(torch.from_numpy(corpus.unigram * corpus.train.size), config.model.entropy)
+    """Tell a fresh model what is counted in its corpus."""
+    tell_frequencies(model, corpus, config)
     if config.table == "contexts":
         start_table(model, corpus)
+
+
+def tell_frequencies(model: LanguageModel, corpus: Corpus, config: RunConfig) -> None:
+    """The counts of the tokens; an entropy given in the configuration wins over the counts' own."""
+    model.set_unigram(torch.from_numpy(corpus.unigram * corpus.train.size), config.model.entropy)
 
 
 @torch.no_grad()

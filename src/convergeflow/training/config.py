@@ -356,19 +356,29 @@ Origins = dict[tuple[str, ...], str]
 
 def scaled(config: RunConfig, steps: int) -> RunConfig:
     """The same run in `steps` steps: every stage with its warm-up in proportion, and at least one step of each."""
-    before = [stage.steps for stage in config.stages]
-    if steps < len(before):
-        raise UserError(f"{len(before)} stages need at least {len(before)} steps, not {steps}")
-    ratio = steps / sum(before)
-    counts = [max(1, int(number * ratio)) for number in before]
+    if steps < len(config.stages):
+        raise UserError(f"{len(config.stages)} stages need at least {len(config.stages)} steps, not {steps}")
+    return refitted(config, 0, steps)
+
+
+def refitted(config: RunConfig, step: int, left: int) -> RunConfig:
+    """The same run with `left` steps behind step `step`: what was left of every stage in proportion, one at least."""
+    index, local = config.stage_at(step)
+    rest = [stage.steps - (local if number == index else 0) for number, stage in enumerate(config.stages)][index:]
+    left = max(left, len(rest))
+    ratio = left / sum(rest)
+    counts = [max(1, int(number * ratio)) for number in rest]
     # What rounding left over goes to the stages that lost most by it; what it gave too much, the longest one gives.
-    for index in sorted(range(len(before)), key=lambda index: counts[index] - before[index] * ratio):
-        if sum(counts) < steps:
-            counts[index] += 1
-    counts[counts.index(max(counts))] -= sum(counts) - steps
+    for place in sorted(range(len(rest)), key=lambda place: counts[place] - rest[place] * ratio):
+        if sum(counts) < left:
+            counts[place] += 1
+    counts[counts.index(max(counts))] -= sum(counts) - left
     values = config.to_dict()
-    for stage, number in zip(values["stages"], counts, strict=True):
-        stage |= {"steps": number, "warmup": min(number, round(stage["warmup"] * ratio))}
+    for number, (stage, count) in enumerate(zip(values["stages"][index:], counts, strict=True)):
+        done = local if number == 0 else 0
+        # A warm-up that is behind stays as it was: the rate is that of the step.
+        warmup = stage["warmup"] if 0 < stage["warmup"] <= done else round(stage["warmup"] * ratio)
+        stage |= {"steps": done + count, "warmup": min(done + count, warmup)}
     return from_dict(values)
 
 

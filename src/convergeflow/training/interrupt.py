@@ -27,6 +27,11 @@ def ending_at(moment: float) -> Iterator[None]:
         _END.reset(before)
 
 
+def seconds_left() -> float:
+    """Until the moment of `ending_at`; infinite outside of it."""
+    return _END.get() - time.monotonic()
+
+
 class StopRequest:
     """A context in which the two signals only set `signal_number`."""
 
@@ -37,7 +42,7 @@ class StopRequest:
     @property
     def out_of_time(self) -> bool:
         """Whether the moment of `ending_at` has come."""
-        return time.monotonic() >= _END.get()
+        return seconds_left() <= 0
 
     @property
     def asked(self) -> bool:

@@ -24,7 +24,7 @@ from convergeflow.errors import UserError
 from convergeflow.model.network import Shape
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import checkpoint, journal
-from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
+from convergeflow.training.build import build_model, introduce, load_weights, open_corpus, tell_frequencies
 from convergeflow.training.card import write_card
 from convergeflow.training.config import RunConfig, from_dict
 from convergeflow.training.estimate import check_memory
@@ -176,7 +176,7 @@ def _start_from(folder: Path, model: LanguageModel, corpus: Corpus, config: RunC
             f"{new} tokens of the corpus are new to `init_from` {folder}, and no stage learns the table: set "
             "learn_table in one, or prepare the text with the checkpoint's tokenizer"
         )
-    introduce(model, corpus, config)  # what it says about word frequencies is the new text's
+    tell_frequencies(model, corpus, config)  # those of the new text
     known = corpus.vocabulary - new
     reporter.note(f"new vocabulary: {known} of {corpus.vocabulary} tokens keep their rows, the others start fresh")
 
@@ -209,6 +209,6 @@ def _train(
     outcome = trainer.run(resume=resume)
     if outcome.usable:
         parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())
-        card = write_card(config, corpus, parameters, outcome.step, outcome.evaluation)
+        card = write_card(trainer.config, corpus, parameters, outcome.step, outcome.evaluation)
         trainer.export(out / MODEL_FOLDER, card)
     return outcome
