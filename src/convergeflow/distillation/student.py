@@ -148,7 +148,8 @@ class Student(ConvergeFlowModel):
             ends = [*(step.t for step in seen[1:]), 1.0]
             before = [torch.zeros_like(seen[0].mu), *(step.mu for step in seen)]
             for step, end, condition in zip(seen, ends, before, strict=False):
-                visits.append(Visit(Span(step.x_t, step.t, end), step.at, condition, number, rows))
+                span = Span(step.x_t, step.t, end, condition if step.index else None)
+                visits.append(Visit(span, step.at, condition, number, rows))
         return visits
 
     def _shown(self, words: Tensor, visits: list[Visit], draws: RowDraws) -> list[Barycentre]:
