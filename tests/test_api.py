@@ -42,7 +42,8 @@ def listed() -> list[str]:
     from convergeflow.systems.convergeflow import ConvergeFlowModel
 
     lines = [described(name) for name in sorted(cf.__all__)]
-    return [*lines, f"model.generate{parameters(ConvergeFlowModel.generate)}"]
+    methods = ("bound", "finetune", "generate", "push_to_hub")
+    return [*lines, *(f"model.{name}{parameters(getattr(ConvergeFlowModel, name))}" for name in methods)]
 
 
 def test_names_and_parameters_are_the_frozen_ones() -> None:
@@ -123,7 +124,20 @@ def test_a_sample_is_its_seeds_alone_and_the_commands() -> None:
     assert both.ids[1].tolist() == second.ids[0].tolist()
     assert both.nfe == 6
     done = subprocess.run(
-        [sys.executable, "-m", "convergeflow", "generate", "--num", "1", "--seed", "5", "--nfe", "6"],
+        [
+            sys.executable,
+            "-m",
+            "convergeflow",
+            "generate",
+            "--num",
+            "1",
+            "--seed",
+            "5",
+            "--nfe",
+            "6",
+            "--preset",
+            "standard",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -3,7 +3,7 @@
     import convergeflow as cf
 
     model = cf.load("stories-small")
-    samples = model.generate(num=4, seed=0, settings=cf.preset("sharp", model))
+    samples = model.generate(num=4, seed=0)
 
 `docs/api.md` explains every name below. Importing the package is cheap: what needs torch is loaded at its first use.
 `paper.py` is the method on one page.
@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.interop.arrival import wait_for_transformers
 
 if TYPE_CHECKING:
+    import torch
+
     from convergeflow.data.tokenizer import Tokenizer
     from convergeflow.flow.guidance import Controls
     from convergeflow.flow.schedule import Cosine, Gumbel, Linear, Schedule
+    from convergeflow.results.frames import Frame, Frames
     from convergeflow.results.trace import Trace
     from convergeflow.sampling.cohort import Step
     from convergeflow.sampling.settings import Freeze, Settings
@@ -33,6 +37,8 @@ __all__ = [
     "Controls",
     "ConvergeFlowError",
     "Cosine",
+    "Frame",
+    "Frames",
     "Freeze",
     "Gumbel",
     "LanguageModel",
@@ -53,6 +59,8 @@ __all__ = [
 _HOMES = {
     "Controls": "flow.guidance",
     "Cosine": "flow.schedule",
+    "Frame": "results.frames",
+    "Frames": "results.frames",
     "Freeze": "sampling.settings",
     "Gumbel": "flow.schedule",
     "LanguageModel": "systems.protocol",
@@ -66,14 +74,21 @@ _HOMES = {
 """Where the classes live, which are imported when they are first named."""
 
 
-def load(model: str | Path = "stories-small", *, average: bool = True, device: str = "auto") -> LanguageModel:
-    """A model that is ready to generate: a shipped one by name, a checkpoint folder, or a training run.
+def load(
+    model: str | Path = "stories-small",
+    *,
+    average: bool = True,
+    device: str = "auto",
+    dtype: torch.dtype | str | None = None,
+) -> LanguageModel:
+    """A model that is ready to generate, with its tokenizer and its own preset.
 
-    `average` takes the averaged weights if the folder has them. `device` is auto, cpu, cuda or mps.
+    `model` is the name of a shipped one, a checkpoint folder, a training run, or hf:owner/name for the hub. `average`
+    takes the averaged weights if the folder has them. `device` is auto, cpu, cuda or mps; `dtype` float32 or float64.
     """
     from convergeflow.zoo import load_model
 
-    return load_model(model, average=average, device=device)
+    return load_model(model, average=average, device=device, dtype=dtype)
 
 
 def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = None) -> Settings:
@@ -107,10 +122,12 @@ def train(
     config = configuration.resolve(str(recipe), changes)
 
     from convergeflow.training import run
+    from convergeflow.zoo import locate
 
     out = Path(out)
     config = run.saved_config(out, wanted=config) if resume else config
-    outcome = run.train(config, out, resume=resume, init_from=None if init_from is None else Path(init_from))
+    start = None if init_from is None else locate(init_from)
+    outcome = run.train(config, out, resume=resume, init_from=start)
     if not outcome.finished:
         raise ConvergeFlowError(f"the run stopped at step {outcome.step}: call train again with `resume` to go on")
     return load(out, device=config.device)
@@ -184,3 +201,6 @@ def _version() -> str:
         return version("convergeflow")
     except PackageNotFoundError:  # run from a source tree that was never installed
         return "0.0.0+source"
+
+
+wait_for_transformers()

@@ -73,6 +73,27 @@ def precision_of(device: torch.device, table: torch.dtype = torch.float32) -> Pr
     return replace(own, rounded=torch.bfloat16) if _chosen else own
 
 
+def too_short(dtype: torch.dtype) -> UserError:
+    """Why weights are never held in half precision."""
+    name = str(dtype).removeprefix("torch.")
+    return UserError(
+        f"weights in {name} would lose the digits that the kernel needs: they stay float32, or float64 if asked; where "
+        "bfloat16 pays, on CUDA, parts of a pass use it by themselves"
+    )
+
+
+def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype:
+    """The format of a model's weights that a user asks for: float32 or float64."""
+    if dtype is None:
+        return torch.float32
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise unknown_name("dtype", str(dtype), PRECISIONS)
+    if found.itemsize < 4:
+        raise too_short(found)
+    return found
+
+
 @contextmanager
 def chosen_precision(name: str | None) -> Iterator[None]:
     """float32 or float64 throughout, or as published, for a while; None leaves the device its own formats."""

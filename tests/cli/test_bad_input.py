@@ -27,7 +27,7 @@ CASES: list[tuple[str, int, str]] = [
     ("fetch", 2, "NAME"),
     ("prepare storis --out {out}", 2, "did you mean 'stories'?"),
     ("prepare {missing}.txt --out {out}", 2, "no such file"),
-    ("prepare {empty} --out {out}", 2, "holds no .txt"),
+    ("prepare {empty} --out {out}", 2, "holds no text"),
     ("prepare {blank} --out {out}", 2, "the corpus is empty"),
     ("prepare {latin1} --out {out}", 2, "is not UTF-8 text"),
     ("prepare {text} --out {out}", 2, "too little text"),

@@ -77,3 +77,19 @@ def test_what_cannot_be_prepared_is_one_line(
         assert main(["prepare", source, "--tokenizer", "byte", "--length", "4"]) == 2
         shown = capsys.readouterr()
         assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_what_is_passed_over_is_listed_and_too_little_to_measure_on_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    (folder / "LICENSE").write_text("some words of mine\n" * 200)
+    (folder / "scan.png").write_bytes(b"\x89PNG\0")
+    assert main(["prepare", str(folder), "--tokenizer", "byte"]) == 0
+    shown = capsys.readouterr()
+    assert "read 1 files, passed over 1:\n  scan.png: a binary file\n" in shown.err
+    assert "warning: only 2 sequences are held out" in shown.err and "--heldout-share" in shown.err
+    (folder / "LICENSE").write_text("some words of mine\n" * 6000)
+    assert main(["prepare", str(folder), "--tokenizer", "byte"]) == 0
+    assert "warning" not in capsys.readouterr().err

@@ -169,6 +169,95 @@ def test_the_same_texts_give_the_same_fingerprint_anywhere(texts: list[Path], tm
     assert str(tmp_path) not in json.dumps(here.manifest)
 
 
+# --- what a folder holds ---
+
+
+def test_every_text_file_of_a_folder_is_read_and_the_rest_is_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "papers"
+    (folder / "inner").mkdir(parents=True)
+    for number, name in enumerate(["LICENSE", "notes.md", "inner/README", "plain.txt"]):
+        (folder / name).write_text(speech(number))
+    (folder / "picture.png").write_bytes(b"\x89PNG\r\n\0\0")
+    (folder / "old.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (folder / "nothing").write_bytes(b"")
+    (folder / ".hidden").write_text("not for others")
+    (folder / "link").symlink_to("LICENSE")
+    corpus = prepare(folder, tokenizer="byte", length=16)
+    source = corpus.manifest["source"]
+    assert {file["name"] for file in source["files"]} == {"LICENSE", "notes.md", "README", "plain.txt"}
+    assert source["documents"] == 4
+    assert {each["name"]: each["reason"].split(" (")[0] for each in source["skipped"]} == {
+        "picture.png": "a binary file",
+        "old.txt": "not UTF-8",
+        "nothing": "empty",
+        ".hidden": "hidden",
+        "link": "the same file as LICENSE",
+    }
+    text = corpus.tokenizer.decode(corpus.train.ravel())
+    assert all(f"speech {number}:" in text for number in range(4))
+
+
+def test_a_folder_of_nothing_but_pictures_says_what_it_found(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\0")
+    with pytest.raises(UserError, match=r"holds no text .a\.png: a binary file"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_share_of_the_text_is_held_out_not_of_the_documents(tmp_path: Path, seed: int) -> None:
+    """A few long documents and many short ones, as folders are: by number of documents a few lines were held out."""
+    sizes = np.random.default_rng(seed).pareto(1.2, 60)
+    lines = [f"text {seed}.{number}: " + "word " * (20 + int(200 * size)) for number, size in enumerate(sizes)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    corpus = prepare(tmp_path / "a.jsonl", tokenizer="byte", length=16, heldout_share=0.05)
+    splits = corpus.manifest["splits"]
+    share = splits["heldout"]["tokens"] / (splits["heldout"]["tokens"] + splits["train"]["tokens"])
+    assert 0.024 < share < 0.105
+
+
+def test_one_document_that_is_half_of_the_text_is_not_held_out_whole(tmp_path: Path) -> None:
+    """Whichever hash it has: then the end of every document is held out."""
+    for salt in range(8):
+        lines = [f"{salt} {number} " + "word " * 30 for number in range(25)] + [f"{salt} long " + "word " * 750]
+        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+        splits = prepare(tmp_path / "a.jsonl", tmp_path / f"{salt}", tokenizer="byte", length=16).manifest["splits"]
+        assert splits["heldout"]["tokens"] < 0.11 * splits["train"]["tokens"]
+
+
+@pytest.mark.parametrize("paragraph", [30, 400, 5000])
+def test_the_end_that_is_held_out_is_the_share_whatever_the_lines_are(tmp_path: Path, paragraph: int) -> None:
+    """The next line end may be far away: a cut there left nothing to hold out."""
+    (tmp_path / "a.txt").write_text(("word " * (paragraph // 5) + "\n") * (20_000 // paragraph))
+    splits = prepare(tmp_path / "a.txt", tokenizer="byte", length=8).manifest["splits"]
+    share = splits["heldout"]["tokens"] / (splits["heldout"]["tokens"] + splits["train"]["tokens"])
+    assert 0.037 < share < 0.063
+
+
+def test_two_sequences_are_held_out_where_two_can_be_spared(tmp_path: Path) -> None:
+    """One could be neither scored nor counted: `evaluate` needs one for each."""
+    (tmp_path / "a.txt").write_text("x" * 100)
+    corpus = prepare(tmp_path / "a.txt", tokenizer="byte", length=16)
+    # 95 letters and an end token are six sequences; four stay.
+    assert corpus.heldout.shape == (2, 16) and corpus.train.shape == (4, 16)
+    assert corpus.tokenizer.decode(corpus.heldout.ravel()) == "x" * 31
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_share_of_a_file_is_its_beginning(tmp_path: Path, name: str) -> None:
+    lines = [f"line number {number:04}" for number in range(1000)]
+    if name.endswith("jsonl"):
+        (tmp_path / name).write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    else:
+        (tmp_path / name).write_text("\n".join(lines))
+    corpus = prepare(tmp_path / name, tokenizer="byte", length=8, share=0.25)
+    text = corpus.tokenizer.decode(np.concatenate([corpus.train.ravel(), corpus.heldout.ravel()]))
+    numbers = sorted(int(word) for word in text.split() if word.isdigit() and len(word) == 4)
+    assert numbers[0] == 0 and 245 <= numbers[-1] <= 255
+    assert corpus.manifest["source"]["share"] == 0.25
+    with pytest.raises(UserError, match="`share` must be above 0"):
+        prepare(tmp_path / name, share=0.0)
+
+
 # --- speeches ---
 
 
@@ -299,11 +388,11 @@ def test_wrong_sources(tmp_path: Path) -> None:
         prepare(tmp_path / "missing.txt")
     with pytest.raises(UserError, match="did you mean 'stories'"):
         prepare("storys")
-    (tmp_path / "a.pdf").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"a\.pdf is not a"):
+    (tmp_path / "a.pdf").write_bytes(b"%PDF\0\1")
+    with pytest.raises(UserError, match=r"a\.pdf is not text"):
         prepare(tmp_path / "a.pdf")
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="holds no"):
+    with pytest.raises(UserError, match=r"holds no text .it is empty"):
         prepare(tmp_path / "none")
     with pytest.raises(UserError, match="made of words"):
         prepare("stories", vocabulary=1000)

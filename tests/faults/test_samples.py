@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -306,7 +307,8 @@ def test_20_a_card_is_a_page_too(tmp_path: Path) -> None:
     from convergeflow.training.config import resolve
 
     config = resolve("test", [*RECIPE[1:], f"stages.0.name={json.dumps(EVIL)}"])
-    assert "<script" not in write_card(config, "f", 1, 1, {EVIL: 1.0})
+    corpus: Any = SimpleNamespace(name=EVIL, fingerprint="f", length=8)
+    assert "<script" not in write_card(config, corpus, 1, 1, {EVIL: 1.0})
 
 
 # --- 22: nothing odd is taken in silence ---

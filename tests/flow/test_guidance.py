@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from convergeflow.errors import UserError
-from convergeflow.flow.guidance import Controls, adaptive_factor, effective_strengths, rescaled
+from convergeflow.flow.guidance import GUIDANCE, Controls, effective_strengths, rescaled
 from convergeflow.flow.schedule import Gumbel, Linear, gumbel_for_width
 
 
 def test_factors_are_the_papers() -> None:
     at = Linear()(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
     ratio = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
-    torch.testing.assert_close(adaptive_factor("A", at), torch.ones(3, dtype=torch.float64))
-    torch.testing.assert_close(adaptive_factor("B", at), 1 / (1 + ratio.sqrt()))
-    torch.testing.assert_close(adaptive_factor("C", at), 1 / (1 + ratio))
+    torch.testing.assert_close(GUIDANCE["A"](at), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(GUIDANCE["B"](at), 1 / (1 + ratio.sqrt()))
+    torch.testing.assert_close(GUIDANCE["C"](at), 1 / (1 + ratio))
 
 
 def test_each_control_has_a_schedule_of_its_own() -> None:
@@ -26,8 +26,8 @@ def test_each_control_has_a_schedule_of_its_own() -> None:
 
 def test_the_factor_at_the_last_point_depends_on_the_width() -> None:
     last = torch.tensor(1 - 0.5 / 64, dtype=torch.float64)
-    assert float(adaptive_factor("C", Gumbel(4.9563, 0.9637)(last))) == pytest.approx(0.15, abs=0.005)
-    assert float(adaptive_factor("C", gumbel_for_width(128)(last))) == pytest.approx(0.31, abs=0.02)
+    assert float(GUIDANCE["C"](Gumbel(4.9563, 0.9637)(last))) == pytest.approx(0.15, abs=0.005)
+    assert float(GUIDANCE["C"](gumbel_for_width(128)(last))) == pytest.approx(0.31, abs=0.02)
 
 
 @pytest.mark.parametrize("configuration", ["A", "B", "C"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot, rcParams
 
 from convergeflow.results import figures, pages
+from convergeflow.studies.systems import SYSTEMS
 
 
 def trace() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
@@ -56,3 +59,23 @@ def test_a_page_shows_html_as_text_and_holds_its_pictures(tmp_path: Path) -> Non
     shown = pages.page("\n".join(text), tmp_path)
     assert "<title>A &lt;b&gt;</title>" in shown and "<script" not in shown and "<b>" not in shown
     assert "<td>x|&lt;b&gt;</td>" in shown and 'src="data:image/png;base64,cGljdHVyZQ=="' in shown
+
+
+def _lab(colour: str) -> tuple[float, float, float]:
+    """CIE L*a*b* of an sRGB colour, in which equal distances look about equally different."""
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    x, y, z = (
+        0.4124 * r + 0.3576 * g + 0.1805 * b,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        0.0193 * r + 0.1192 * g + 0.9505 * b,
+    )
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x / 0.9505, y, z / 1.089))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_every_system_of_a_comparison_has_a_colour_and_a_marker_of_its_own() -> None:
+    """Two pairs of systems once shared a colour. A difference of 2.3 is just seen; here it is 25 or more."""
+    assert len(SYSTEMS) <= len(figures.COLOURS) == len(set(figures.MARKERS))
+    for one, other in itertools.combinations(figures.COLOURS, 2):
+        assert math.dist(_lab(one), _lab(other)) > 25, (one, other)

@@ -32,8 +32,9 @@ from convergeflow.studies.systems import (
 )
 from convergeflow.studies.table import frontiers, markdown, objective_alone, rows, verdict, write_comparison
 from convergeflow.systems import METHODS, rivals
-from convergeflow.training.build import open_corpus
+from convergeflow.training.build import build_model, open_corpus
 from convergeflow.training.config import resolve
+from convergeflow.training.estimate import memory
 
 
 def test_every_system_has_the_same_budget() -> None:
@@ -83,6 +84,15 @@ def test_every_system_is_read_at_as_many_points() -> None:
         assert len({point.label for point in points}) == len(points) == 6, system
         assert method is None or len(controls_swept(system)) == 6
         json.dumps(controls_swept(system))
+
+
+@pytest.mark.parametrize("method", [*rivals(), OURS])
+def test_every_system_can_be_estimated(method: str) -> None:
+    """ELF's second stage asks for passes of its first: the estimate walks through the stages in their order."""
+    changes = ["stages.ce.steps=2", "stages.ce.warmup=0", "stages.mse.steps=2", "batch=2", "corpus.length=8"]
+    config = run_config(resolve("test", changes), method)
+    model = build_model(config, 31)
+    assert memory(config, model)[0].ddp > 0
 
 
 def test_training_time_adds_up_over_a_resume(tmp_path: Path) -> None:

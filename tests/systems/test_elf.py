@@ -21,6 +21,9 @@ from convergeflow.systems.elf import (
     guidance_scale,
     logit_normal,
 )
+from convergeflow.training.build import build_model
+from convergeflow.training.config import resolve
+from convergeflow.training.estimate import estimate
 
 
 def test_a_fresh_network_pays_the_weighted_square_of_the_latents() -> None:
@@ -125,6 +128,13 @@ def test_the_encoder_is_trained_first_and_frozen_afterwards() -> None:
     model.zero_grad()
     model.loss(TOKENS, times=torch.rand(len(TOKENS)), draws=RowDraws(range(len(TOKENS)))).total.backward()
     assert all((p.grad is not None) == name.startswith("network.") for name, p in model.named_parameters())
+
+
+def test_the_cost_of_both_stages_is_estimated_before_training() -> None:
+    """`compare` does so for all systems; the second stage wants an encoder that has made a step."""
+    config = resolve("test", ["model.method=elf"])
+    cost = estimate(config, build_model(config, 50), 50)
+    assert cost.total_seconds is not None and cost.total_seconds > 0
 
 
 def test_encodings_depend_on_the_context() -> None:

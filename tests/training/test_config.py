@@ -9,8 +9,18 @@ import pytest
 from convergeflow import zoo
 from convergeflow.errors import UserError
 from convergeflow.training import config as configuration
-from convergeflow.training.config import RunConfig, StageConfig, from_dict, origins, renewed, resolve
-from convergeflow.training.recipes import parse_override, recipes
+from convergeflow.training.config import (
+    RunConfig,
+    StageConfig,
+    assembled,
+    from_dict,
+    origins,
+    refitted,
+    renewed,
+    resolve,
+    scaled,
+)
+from convergeflow.training.recipes import parse_override, read_recipe, recipes
 
 
 @pytest.mark.parametrize("name", ["test", "stories", "sotu", "sotu-blocks", "owt"])
@@ -154,15 +164,20 @@ def test_own_file(tmp_path: Path) -> None:
         resolve(str(path))
 
 
+def origins_of(*overrides: str) -> list[tuple[str, object, str]]:
+    values, given = assembled(read_recipe("test"), overrides, "recipe test")
+    return origins(from_dict(values), given)
+
+
 def test_origins() -> None:
-    table = {key: (value, origin) for key, value, origin in origins("test", ["stages.mse.lr=0.5", "model.depth=3"])}
+    table = {key: (value, origin) for key, value, origin in origins_of("stages.mse.lr=0.5", "model.depth=3")}
     assert table["batch"] == (16, "recipe test")
     assert table["stages.1.lr"] == (0.5, "command line")
     assert table["stages.0.lr"] == (3e-3, "recipe test")
     assert table["model.depth"] == (3, "command line")
     assert table["model.width"] == (32, "size test")
     assert table["accumulate"] == (1, "default")
-    assert set(table) == {key for key, _, _ in origins("test")}
+    assert set(table) == {key for key, _, _ in origins_of()}
 
 
 def test_rates() -> None:
@@ -188,7 +203,7 @@ def test_parse_override_reads_yaml() -> None:
 
 
 def test_every_field_is_reachable_by_its_origin_key() -> None:
-    for key, value, _ in origins("test"):
+    for key, value, _ in origins_of():
         if value is not None and not isinstance(value, list | dict):
             assert isinstance(resolve("test", [f"{key}={value}"]), RunConfig), key
     assert configuration.SIZES["base"] == {"width": 768, "depth": 12, "heads": 12}
@@ -207,3 +222,64 @@ def test_one_recipe_serves_all_methods_and_files_of_older_runs_load() -> None:
     )
     again = from_dict(old)
     assert again.model.system.neighbours == 3 and from_dict(again.to_dict()) == again  # type: ignore[attr-defined]
+
+
+# --- so many steps ---
+
+
+@pytest.mark.parametrize("name", ["test", "stories", "sotu", "basic", "own-text", "owt"])
+@pytest.mark.parametrize("factor", [0.01, 0.1, 0.37, 3.0])
+def test_stages_and_warm_up_are_scaled_in_proportion(name: str, factor: float) -> None:
+    config = resolve(name)
+    steps = max(len(config.stages), round(factor * config.total_steps))
+    found = scaled(config, steps)
+    assert found.total_steps == steps
+    for before, after in zip(config.stages, found.stages, strict=True):
+        assert abs(after.steps - before.steps * steps / config.total_steps) < 1.5 or after.steps == 1
+        assert abs(after.warmup - before.warmup * steps / config.total_steps) <= 0.5 or after.warmup == after.steps
+        assert after.model_dump(exclude={"steps", "warmup"}) == before.model_dump(exclude={"steps", "warmup"})
+    with pytest.raises(UserError, match="need at least"):
+        scaled(config, len(config.stages) - 1)
+
+
+def test_what_is_left_is_refitted_and_what_is_done_stays() -> None:
+    """`test` has 30 and 20 steps, 5 of them to warm up: after 10 steps 20 and 20 are left."""
+    config = resolve("test")
+    for left, expected in ((40, [30, 20]), (20, [20, 10]), (80, [50, 40]), (1, [11, 1])):
+        found = refitted(config, 10, left)
+        assert [stage.steps for stage in found.stages] == expected and found.stages[0].warmup == 5
+    assert [stage.steps for stage in refitted(config, 35, 5).stages] == [30, 10]  # the first stage is behind
+    assert refitted(config, 2, 24).stages[0].warmup == 2  # half of 5: it is still warming up
+
+
+def test_the_same_number_of_steps_changes_nothing() -> None:
+    assert scaled(resolve("stories"), resolve("stories").total_steps) == resolve("stories")
+
+
+# --- a corpus that a recipe is given ---
+
+
+def test_a_recipe_yields_to_the_corpus_it_is_given(tmp_path: Path) -> None:
+    """`sotu` says bpe of 1024 in sequences of 64; the corpus is bytes in sequences of 24."""
+    from convergeflow.data.prepare import prepare
+
+    (tmp_path / "a.txt").write_text("some words of mine\n" * 80)
+    corpus = prepare(tmp_path / "a.txt", tmp_path / "corpus", tokenizer="byte", length=24)
+    for named in (f"corpus.name={corpus.folder}", f"corpus.paths=[{corpus.folder}]"):
+        config = resolve("sotu", [named])
+        assert (config.corpus.vocabulary, config.corpus.length, config.corpus.tokenizer) == (257, 24, None)
+        assert config.model == resolve("sotu").model
+    values, given = assembled(read_recipe("sotu"), [f"corpus.name={corpus.folder}"], "recipe sotu")
+    table = {key: origin for key, _, origin in origins(from_dict(values), given)}
+    assert table["corpus.length"] == "the corpus" and table["corpus.name"] == "command line"
+    # What is said on the command line is not taken back; opening the corpus refuses it.
+    assert resolve("sotu", [f"corpus.name={corpus.folder}", "corpus.length=32"]).corpus.length == 32
+
+
+def test_a_corpus_by_name_takes_the_place_of_files_and_of_a_tokenizer_it_cannot_have(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    stage = "{name: ce, objective: ce, steps: 2, lr: 1.0e-3}"
+    path.write_text(f"corpus: {{paths: [a.txt], length: 16}}\nmodel: {{size: test}}\nbatch: 4\nstages: [{stage}]\n")
+    assert resolve(str(path), ["corpus.name=stories"]).corpus.paths == ()
+    assert resolve("sotu", ["corpus.name=stories"]).corpus.tokenizer is None
+    assert resolve("sotu", ["corpus.paths=[a.txt]"]).corpus.tokenizer == "bpe"

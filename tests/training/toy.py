@@ -31,6 +31,7 @@ class ToyModel(nn.Module):
     """A table, two residual blocks, a head and a scalar schedule parameter with a fit of its own."""
 
     method = "toy"
+    bound_kind = None
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """A training run (or one of its checkpoints) as a folder in half precision, with its card: how basic-small is shipped.
 
-    python docs/results/basic-small/ship.py runs/basic card.md src/convergeflow/checkpoints/basic-small
+python docs/results/basic-small/ship.py runs/basic card.md src/convergeflow/checkpoints/basic-small
 """
 
 from __future__ import annotations

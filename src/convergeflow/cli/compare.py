@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,12 +11,18 @@ from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, print_table, progress
 from convergeflow.errors import UserError
 
+if TYPE_CHECKING:
+    from convergeflow.studies.study import Study
+
 
 def compare(
     context: typer.Context,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, for all systems, as in batch=32."),
+        typer.Argument(
+            metavar="MODEL...|KEY=VALUE...",
+            help="Finished models to compare, or changes to the recipe for all systems, as in batch=32.",
+        ),
     ] = None,
     corpus: Annotated[
         str, typer.Option(help="The recipe whose corpus, size and budget all share: stories, sotu or a YAML file.")
@@ -46,6 +52,15 @@ def compare(
         str | None, typer.Option(help="Only draw the samples of part I/N of --checkpoints, as on one of N machines.")
     ] = None,
     device: options.Device = "auto",
+    fair: Annotated[
+        bool,
+        typer.Option(
+            "--fair",
+            help="Offer the recipe's extras to every system, choose each one's learning rate from three on a short "
+            "pilot, and train the flows and AR from two seeds.",
+        ),
+    ] = False,
+    force: options.Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -55,9 +70,13 @@ def compare(
     a figure per NFE, table.json and table.md. The time is estimated first; a stopped comparison goes on, and a system
     whose records are complete needs neither its weights nor new training.
 
+    With finished models as arguments nothing is trained: each is sampled along its own controls with --nfe network
+    calls (64 if that is not given), read at the entropy of real text, and judged against the first.
+
     Example:
+      convergeflow compare stories-small runs/mine --num 256
       convergeflow compare --corpus stories --dry-run
-      convergeflow compare --corpus stories --steps 1200 model.depth=4
+      convergeflow compare --corpus stories --steps 1200 model.depth=4 --fair --num 64
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
       convergeflow compare --checkpoints table1 --dry-run
       convergeflow compare --checkpoints my-table.yaml --processes 4 --out out/table
@@ -71,12 +90,31 @@ def compare(
         return
     if processes > 1 or part is not None:
         raise UserError("--processes and --part belong to --checkpoints")
+    if models := [word for word in changes or () if "=" not in word or Path(word).exists()]:
+        from convergeflow.cli.compare_models import compare_models
+
+        _refuse_changes(context, len(models) < len(changes or ()))
+        given = _given(context)
+        chosen_corpus = corpus if "corpus" in given else None
+        how: dict[str, Any] = {
+            "num": num,
+            "scorer": scorer,
+            "protocol": protocol,
+            "device": device,
+            "dry_run": dry_run,
+            "json": json,
+        }
+        budgets = _numbers(nfe) if "nfe" in given else [64]
+        compare_models(models, corpus=chosen_corpus, force=force, budgets=budgets, out=out, **how)
+        return
+    if force:
+        raise UserError("--force is for finished models: systems that are trained here are judged by their own corpus")
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import corpus_reference
     from convergeflow.results.draw import Measurer
-    from convergeflow.results.store import Store, readable
-    from convergeflow.studies import table
+    from convergeflow.results.store import Store
+    from convergeflow.studies.fair import FairStudy, with_seeds
     from convergeflow.studies.study import Study
     from convergeflow.studies.systems import on_budget, systems_named
     from convergeflow.training.build import open_corpus
@@ -91,7 +129,15 @@ def compare(
     reference = corpus_reference(open_corpus(base), num, base.corpus.length)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     measurer = Measurer(store, assessor, chosen, range(num), base.corpus.length, command=command_line())
-    study = Study(base, wanted, budgets, measurer, bound_draws=bound, device=device)
+    kind, wanted = (FairStudy, with_seeds(wanted)) if fair else (Study, wanted)
+    _run(kind(base, wanted, budgets, measurer, bound_draws=bound, device=device), corpus, dry_run, json)
+
+
+def _run(study: Study, corpus: str, dry_run: bool, json: bool) -> None:
+    """Say what it costs, run it, and write the table after every system: a stopped comparison leaves what it has."""
+    from convergeflow.results.store import readable
+    from convergeflow.studies import table
+
     costs = study.costs()
     total = sum(cost.training + cost.sampling for cost in costs)
     if dry_run and json:
@@ -102,14 +148,16 @@ def compare(
             f"{cost.system:18} {cost.parameters:>12,} parameters, training about {readable(cost.training)}, "
             f"sampling about {readable(cost.sampling)}"
         )
-    note(f"together about {readable(total)}, without scoring; a stopped comparison goes on where it was")
+    note(f"together about {readable(total)}, scoring and bounds included; a stopped comparison goes on where it was")
     if dry_run:
         return
+    results, summary = [], {}
     with progress("comparing") as bar:
         study.advance = bar.advance
-        results = list(study.run())
-    summary = table.write_comparison(study, results, corpus)
-    note(f"wrote table.md, table.json and the frontier figures in {store.folder}")
+        for result in study.run():
+            results.append(result)
+            summary = table.write_comparison(study, results, corpus)
+    note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
     if json:
         print_json({name: summary[name] for name in ("about", "rows", "verdict")})
         return
@@ -118,11 +166,24 @@ def compare(
         note(sentence)
 
 
+def _refuse_changes(context: typer.Context, mixed: bool) -> None:
+    """Finished models are what they are."""
+    if mixed or _given(context) & {"systems", "steps", "bound", "fair"}:
+        raise UserError(
+            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair train"
+        )
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The options that were typed."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def _refuse_training_options(context: typer.Context) -> None:
     """A table of checkpoints says itself what is measured and how."""
-    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force", "fair"):
+        if name in _given(context):
             raise UserError(f"`{name}` is for systems that are trained; with --checkpoints the table's file says it")
 
 

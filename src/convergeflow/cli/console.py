@@ -74,6 +74,12 @@ class Bar:
         if self._update is not None:
             self._update(advance=amount, detail=detail)
 
+    def describe(self, text: str | None = None, total: float | None = None) -> None:
+        """Write something else before the bar, or give it another end."""
+        changes = {"description": text, "total": total}
+        if self._update is not None:
+            self._update(**{name: value for name, value in changes.items() if value is not None})
+
     def reach(self, done: float) -> None:
         """Move to `done`."""
         if self._update is not None:

@@ -15,6 +15,8 @@ from convergeflow.errors import UserError
 from convergeflow.markup import printable
 
 if TYPE_CHECKING:
+    from convergeflow.data.provenance import TrainedOn
+    from convergeflow.evaluation.assess import SampleSet
     from convergeflow.evaluation.reference import Reference
     from convergeflow.systems.protocol import LanguageModel
 
@@ -37,6 +39,7 @@ def evaluate(
         str, typer.Option(help="ours-1, convergeflow-2026, langflow-2026, duo-2026, elf-2026, several, or all.")
     ] = "ours-1",
     corpus: options.Corpus = None,
+    force: options.Force = False,
     bound: Annotated[
         int, typer.Option("--bound", min=0, help="Also bound the likelihood of the real text, with this many draws.")
     ] = 0,
@@ -67,7 +70,6 @@ def evaluate(
     from convergeflow import files, zoo
     from convergeflow.evaluation.assess import assessor_for, likelihood_of
     from convergeflow.evaluation.protocol import PROTOCOLS, protocols_named
-    from convergeflow.evaluation.reference import find_reference
     from convergeflow.results import draw as room
     from convergeflow.results.record import make, render
 
@@ -87,11 +89,8 @@ def evaluate(
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
             )
-    reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], note)
-    if reference is None:
-        note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
-    if reference is not None:
-        reference = _indexed(reference) if overlap else replace(reference, training=None)
+    trained = None if loaded is None else zoo.trained_on(model or zoo.DEFAULT_MODEL, drawn.ids.shape[1])
+    reference = _reference(corpus or trained, drawn, overlap, None if loaded is None else loaded.trained_on, force)
     assessor = assessor_for(reference, scorer, device=device, say=note)
     if assessor.scorer.name == "exact" and len(chosen) > 1:
         note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
@@ -110,6 +109,20 @@ def evaluate(
         files.write_json(out, result)
         note(f"record: {out}")
     print_json(result) if json else print(printable(render(result)))
+
+
+def _reference(
+    corpus: str | None, drawn: SampleSet, overlap: bool, trained_on: TrainedOn | None, force: bool
+) -> Reference | None:
+    """The real text for samples, with an index of the training text if its `overlap` is wanted."""
+    from convergeflow.evaluation.reference import find_reference
+
+    num, length = drawn.ids.shape
+    found = find_reference(corpus, drawn.tokenizer, num, length, note, trained_on=trained_on, force=force)
+    if found is None:
+        note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
+        return None
+    return _indexed(found) if overlap else replace(found, training=None)
 
 
 def _indexed(reference: Reference) -> Reference:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from convergeflow.results.trace import Trace
     from convergeflow.sampling.plan import Plan
     from convergeflow.sampling.settings import Settings
+    from convergeflow.systems.prompt import Span
     from convergeflow.systems.protocol import LanguageModel, Samples
 
 GAP = "___"
+EXAMPLE = f"Once there was a {GAP} girl named {GAP}."
 MOST_NOISE = 1e3
 """Starting noise beyond this overflows on its way."""
 
@@ -46,6 +48,8 @@ class _Job:
     """Samples per network call."""
     start: Tensor | None
     """Starting noise in place of the seeds'."""
+    gaps: tuple[Span, ...] = ()
+    """The places of a text with gaps that are to be filled."""
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -68,8 +72,11 @@ class _Job:
         if self.start is not None:
             first = self.seeds.start
             more["noise"] = self.start[group[0] - first : group[-1] - first + 1]
+        from convergeflow.systems.generation import with_marks
+
         seeds = list(group)
-        return self.loaded.sample(len(seeds), self.length, seeds=seeds, batch=self.size, **self.arguments, **more)
+        made = self.loaded.sample(len(seeds), self.length, seeds=seeds, batch=self.size, **self.arguments, **more)
+        return with_marks(self.loaded, made, self.gaps)
 
     def in_words(self, model: str) -> str:
         settings, num = self.arguments.get("settings"), len(self.seeds)
@@ -106,7 +113,7 @@ def generate(
     seed: options.Seed = 0,
     batch: options.Batch = None,
     prompt: Annotated[str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")] = None,
-    infill: Annotated[str | None, typer.Option(help=f'Text with gaps to fill, as in "Once {GAP} the {GAP}".')] = None,
+    infill: Annotated[str | None, typer.Option(help=f'Text with gaps to fill, as in "{EXAMPLE}"')] = None,
     gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
     knobs: options.Knobs = None,
     noise: Annotated[
@@ -136,8 +143,10 @@ def generate(
       convergeflow generate --preset headline --trace out/trace
       convergeflow generate --num 2 --nfe 128 --grid closing --replay out.html
       convergeflow generate --prompt "Once there was a"
+      convergeflow generate --infill "Once there was a ___ girl named ___." --gap 1
     """
     from convergeflow.results.cost import check_request
+    from convergeflow.systems.generation import outlined
 
     options.check_files(out, logits, replay)
     rank, world, wait = _processes()
@@ -151,20 +160,27 @@ def generate(
     if noise is not None:
         start, mark = _read_noise(noise)
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
-    length, known = _known(loaded, prompt, infill, gap, length)
+    outline = outlined(loaded, prompt, infill, gap, length)
+    length, known = outline.length, outline.arguments
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
     if "settings" not in arguments and (noise or logits or trace):
         raise UserError(f"`noise`, `logits` and `trace` are for flows with settings, not {loaded.method}")
     size = batch or min(num, loaded.batch_size(length))
     check_request(loaded, num, length, size, out if streams else None)
     name += _mark(known.get("clamp"))
-    job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start)
+    job = _Job(loaded, name, {**arguments, **known}, range(seed, seed + num), length, size, start, outline.gaps)
     if rank == 0:
-        note(job.in_words(model))
+        note(job.in_words(model) + _own_preset(job, sampling))
     if out is not None and streams:
         _stream(job, out, rank, world, wait)
     else:
         _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
+
+
+def _own_preset(job: _Job, sampling: SamplingOptions) -> str:
+    """Says so if the settings are the model's own choice."""
+    own = getattr(job.loaded.config, "preset", None)
+    return f"; preset {own}, the model's own" if own and sampling.preset is None and "settings" in job.arguments else ""
 
 
 def _load(
@@ -181,21 +197,6 @@ def _load(
     if loaded.precision.rounded is not None:
         name += "+published"
     return loaded, f"{name}+float64" if loaded.precision.trunk.itemsize == 8 else name
-
-
-def _known(
-    loaded: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None
-) -> tuple[int, dict[str, Any]]:
-    """The length of a sample and, if some of its tokens are known, what `sample` must be told of them."""
-    from convergeflow.results.cost import check_length, longest
-    from convergeflow.systems.prompt import followed_by_unknown, known_text
-
-    clamp = known_text(loaded.tokenizer, prompt, infill, gap, longest(loaded))
-    if clamp is None:
-        return length or loaded.config.length, {}
-    length = length or max(loaded.config.length, len(clamp.tokens))
-    check_length(loaded, length)
-    return length, {"clamp": followed_by_unknown(clamp, length)}
 
 
 def _mark(clamp: Any) -> str:
@@ -273,7 +274,8 @@ def _show(
         print_json({"samples": lines, "nfe": samples.nfe, "agreement": agreements, "seconds": round(seconds, 3)})
         return
     for i, ids in enumerate(samples.ids.tolist()):
-        text = " ".join(map(str, ids)) if samples.texts is None else printable(samples.texts[i])
+        texts = samples.marked or samples.texts
+        text = " ".join(map(str, ids)) if texts is None else printable(texts[i])
         sys.stdout.write(f"--- seed {samples.seeds[i]}\n{text}\n")
     calls, settings = f"{samples.nfe} network calls each", job.arguments.get("settings")
     if settings is not None and settings.freeze is not None:

@@ -29,98 +29,60 @@ def _import(peer: str, source: str, out: Path, tokenizer: str | None, json: bool
     write(found.model, out, source, f"{peer} checkpoint {source} ({found.layout}), {how['weights']} weights", json)
 
 
-def mdlm(
-    source: Source,
-    out: Out,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
-) -> None:
-    """Import MDLM: a hub folder, or a Lightning file of the MDLM or Duo repository.
+EXPLAINED = {
+    "mdlm": """Import MDLM: a hub folder, or a Lightning file of the MDLM or Duo repository.
 
     Names and shapes are checked one by one; nothing in a file is run.
 
     Example:
       convergeflow import mdlm kuleshov-group/mdlm-owt --tokenizer gpt2 --out models/mdlm
-    """
-    how = {"weights": weights, "revision": revision, "length": length}
-    _import("mdlm", source, out, tokenizer, json, how)
-
-
-def duo(
-    source: Source,
-    out: Out,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
-) -> None:
-    """Import Duo, or its distilled student: a hub folder or a Lightning file.
+    """,
+    "duo": """Import Duo, or its distilled student: a hub folder or a Lightning file.
 
     Example:
       convergeflow import duo s-sahoo/duo --tokenizer gpt2 --out models/duo
-    """
-    how = {"weights": weights, "revision": revision, "length": length}
-    _import("duo", source, out, tokenizer, json, how)
-
-
-def sedd(
-    source: Source,
-    out: Out,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
-) -> None:
-    """Import SEDD: a hub folder, a run's folder, or a Lightning file of the MDLM or Duo repository.
+    """,
+    "sedd": """Import SEDD: a hub folder, a run's folder, or a Lightning file of the MDLM or Duo repository.
 
     The settings beside the weights say whether it is the absorbing or the uniform one.
 
     Example:
       convergeflow import sedd louaaron/sedd-small --tokenizer gpt2 --out models/sedd
-    """
-    how = {"weights": weights, "revision": revision, "length": length}
-    _import("sedd", source, out, tokenizer, json, how)
-
-
-def ar(
-    source: Source,
-    out: Out,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
-) -> None:
-    """Import the autoregressive baseline: a Lightning file of the MDLM or Duo repository.
+    """,
+    "ar": """Import the autoregressive baseline: a Lightning file of the MDLM or Duo repository.
 
     Example:
       convergeflow import ar ar.ckpt --tokenizer gpt2 --out models/ar
-    """
-    how = {"weights": weights, "revision": revision, "length": length}
-    _import("ar", source, out, tokenizer, json, how)
-
-
-def flm(
-    source: Source,
-    out: Out,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
-) -> None:
-    """Import FLM: a Lightning file.
+    """,
+    "flm": """Import FLM: a Lightning file.
 
     Example:
       convergeflow import flm flm.ckpt --tokenizer gpt2 --out models/flm
-    """
-    how = {"weights": weights, "revision": revision, "length": length}
-    _import("flm", source, out, tokenizer, json, how)
+    """,
+    "plaid": """Import Plaid: the folder with its four .pt files.
+
+    Example:
+      convergeflow import plaid plaid1b_weights --out models/plaid
+    """,
+}
+"""Help of the commands that have no option of their own."""
+
+
+def _command(peer: str) -> Callable[..., None]:
+    def command(
+        source: Source,
+        out: Out,
+        weights: WhichWeights = "ema",
+        revision: Revision = None,
+        length: Length = None,
+        tokenizer: TokenizerName = None,
+        json: Json = False,
+    ) -> None:
+        how = {"weights": weights, "revision": revision, "length": length}
+        _import(peer, source, out, tokenizer, json, how)
+
+    command.__name__, command.__doc__ = peer, EXPLAINED[peer]
+    return command
 
 
 def fmlm(
@@ -170,22 +132,4 @@ def elf(
     _import("elf", source, out, tokenizer, json, how)
 
 
-def plaid(
-    source: Source,
-    out: Out,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
-) -> None:
-    """Import Plaid: the folder with its four .pt files.
-
-    Example:
-      convergeflow import plaid plaid1b_weights --out models/plaid
-    """
-    how = {"weights": weights, "revision": revision, "length": length}
-    _import("plaid", source, out, tokenizer, json, how)
-
-
-COMMANDS: list[Callable[..., None]] = [mdlm, duo, sedd, ar, flm, fmlm, elf, plaid]
+COMMANDS = [*map(_command, ("mdlm", "duo", "sedd", "ar", "flm")), fmlm, elf, _command("plaid")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import print_json
 from convergeflow.sampling.settings import PRESETS, Settings
 
-KINDS = ("models", "methods", "corpora", "scorers", "recipes", "presets", "grids", "solvers", "experiments")
+KINDS = ("models", "methods", "corpora", "scorers", "recipes", "presets", "grids", "solvers", "guidance", "experiments")
 SCORERS = {
     "exact": "the law of the stories itself",
     "smollm2": "SmolLM2-135M, offline after `convergeflow fetch smollm2`",
@@ -22,7 +23,7 @@ def list_(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Name the models, methods, corpora, scorers, training recipes, sampling presets, grids, solvers and experiments.
+    """Name the models, methods, corpora, scorers, recipes, presets, grids, solvers, guidance schedules and experiments.
 
     Example:
       convergeflow list
@@ -58,7 +59,9 @@ def _catalogue(kind: str) -> dict[str, str]:
 
         return {name: data.SUMMARIES.get(name, "") for name in data.CORPORA}
     if kind == "scorers":
-        return SCORERS
+        from convergeflow.plugins import Registry
+
+        return SCORERS | dict.fromkeys(Registry[Any]("scorer", "scorers", {}), "")  # those of other packages
     if kind == "recipes":
         from convergeflow.training.recipes import recipes
 
@@ -70,8 +73,10 @@ def _catalogue(kind: str) -> dict[str, str]:
 
         return {name: experiment.question for name, experiment in experiments().items()}
     from convergeflow import flow
+    from convergeflow.flow import guidance
 
-    return dict.fromkeys(flow.GRIDS if kind == "grids" else flow.SOLVERS, "")
+    known: dict[str, Iterable[str]] = {"grids": flow.GRIDS, "solvers": flow.SOLVERS, "guidance": guidance.GUIDANCE}
+    return dict.fromkeys(known[kind], "")
 
 
 def _first_line(path: Any) -> str:

@@ -36,6 +36,9 @@ Corpus = Annotated[
     str | None,
     typer.Option(help="Real text: stories, a prepared corpus by name or folder. [default: by the tokenizer]"),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Take real text even if its tokenizer or split contradicts the training set.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 

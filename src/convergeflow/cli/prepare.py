@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from convergeflow.cli import options
+
+if TYPE_CHECKING:
+    from convergeflow.data.corpus import Corpus
+
+SHOWN = 20
+"""Files that were passed over, named on the screen."""
+ENOUGH = 50
+"""Held-out sequences below which their numbers are too noisy to go by."""
 
 
 def prepare(
@@ -14,7 +22,7 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE",
-            help="stories, basic, sotu, hf:NAME@REVISION, txt, jsonl, parquet files and folders, or train.bin val.bin.",
+            help="stories, basic, sotu, hf:NAME@REVISION, files and folders, jsonl, parquet, train.bin val.bin.",
         ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder to write; by default one in the cache.")] = None,
@@ -26,7 +34,7 @@ def prepare(
     seed: Annotated[int, typer.Option(help="Which stories are written.")] = 0,
     blocks: Annotated[int, typer.Option(help="Training sequences of stories.")] = 50_000,
     heldout_blocks: Annotated[int, typer.Option(help="Held-out sequences of stories.")] = 2_000,
-    heldout_share: Annotated[float, typer.Option(help="Share of texts that is held out.")] = 0.05,
+    heldout_share: Annotated[float, typer.Option(help="Share of the text that is held out.")] = 0.05,
     text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
     dataset_config: Annotated[str | None, typer.Option(help="Configuration of a hub dataset.")] = None,
     dataset_split: Annotated[str, typer.Option(help="Split of a hub dataset.")] = "train",
@@ -37,6 +45,7 @@ def prepare(
 ) -> None:
     """Turn text into a corpus: a tokenizer, packed sequences, and a manifest with hashes and counts.
 
+    A folder stands for every text file in it, whatever their names end in; what is not read is listed with the reason.
     A stopped run goes on where it was when the same command is given again; a finished one is not repeated. A dataset
     of the hub is read at one commit, which the manifest names; hf:FOLDER is a copy on this machine. Flat token files
     (uint16, as nanoGPT writes them) are used where they lie.
@@ -57,6 +66,7 @@ def prepare(
 
     with console.stages() as report:
         corpus = run(source or ["stories"], progress=report, **given)
+    say_what_was_read(corpus)
     splits = corpus.manifest["splits"]
     if json:
         console.print_json({"folder": str(corpus.folder), "fingerprint": corpus.fingerprint, **corpus.manifest})
@@ -68,3 +78,23 @@ def prepare(
     print(f"vocabulary   {corpus.vocabulary} ({corpus.manifest['tokenizer']['kind']})")
     print(f"unigram      {corpus.unigram_entropy:.4f} nats")
     print(f"fingerprint  {corpus.fingerprint}")
+
+
+def say_what_was_read(corpus: Corpus) -> None:
+    """On stderr: how many files, what was passed over and why, and whether enough is held out."""
+    from convergeflow.cli import console
+
+    source = corpus.manifest.get("source", {})
+    skipped = source.get("skipped", [])
+    if skipped:
+        console.note(f"read {len(source['files'])} files, passed over {len(skipped)}:")
+        for each in skipped[:SHOWN]:
+            console.note(f"  {each['name']}: {each['reason']}")
+        if len(skipped) > SHOWN:
+            console.note(f"  and {len(skipped) - SHOWN} more: {corpus.folder / 'manifest.json'} lists them")
+    held_out = corpus.manifest["splits"]["heldout"]["blocks"]
+    if held_out < ENOUGH:
+        console.warn(
+            f"only {held_out} sequences are held out: numbers measured on them say little; add text, or prepare with "
+            "a larger --heldout-share or a smaller --length"
+        )

@@ -11,7 +11,13 @@ from convergeflow.cli import options
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="NAME|all", help="An experiment, or all of them.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...|all", help="Experiments by name, or all of them.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help=f"{options.MODEL} It is sampled in place of the scale's, on text that it was trained for."),
+    ] = None,
     scale: Annotated[
         str,
         typer.Option(
@@ -22,19 +28,26 @@ def reproduce(
     out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",
     precision: options.Precision = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments with their cost and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what there is to do and what it costs.")] = False,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Judge again by the records of the folder; nothing is measured or trained.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Measure what the paper claims, and judge each claim by what was measured.
 
     Writes one record per measured point, figures, and a page (report.html and report.md for all, NAME.html and NAME.md
-    for one) with a verdict per claim. A stopped run goes on where it was when the same command is given again. Several
-    processes, on several machines too, share the work if they are given the same folder: torchrun --nproc-per-node 8 -m
-    convergeflow reproduce ...
+    for some) with a verdict per claim. The time is estimated first, without what the folder holds. A stopped run goes
+    on where it was when the same command is given again. Several processes, on several machines too, share the work if
+    they are given the same folder: torchrun --nproc-per-node 8 -m convergeflow reproduce ...
 
     Example:
       convergeflow reproduce --list
       convergeflow reproduce theorem1 --out theory
+      convergeflow reproduce grids shortcut --scale embedded --model runs/mine --dry-run
       convergeflow reproduce all --scale embedded --out results
+      convergeflow reproduce all --scale embedded --out results --judge
+      convergeflow reproduce all --scale basic --dry-run
     """
     from convergeflow.cli import console
     from convergeflow.errors import UserError
@@ -57,21 +70,33 @@ def reproduce(
             ],
         )
         return
-    if name is None:
+    if not names:
         raise UserError("name an experiment or all (convergeflow reproduce --list shows them)")
     sizes = scale_by_name(scale)
-    chosen = experiments_of(sizes, name)
+    chosen = experiments_of(sizes, *names)
+    if model is not None:
+        from convergeflow.studies.reproduce.models import scale_with
 
-    from convergeflow.studies.reproduce.report import counts
-    from convergeflow.studies.reproduce.report import reproduce as run
+        sizes = scale_with(sizes, model, chosen, console.note)
 
-    store = Store(out, note=console.note, claims=Claims(Path(out) / "claims"))
-    # One experiment gets a page of its own: the report of all must survive it.
-    page = "report" if name == "all" else name
-    finished = run(chosen, store, sizes, page=page)
+    from convergeflow.studies.reproduce import report
+
+    if dry_run:
+        planned = report.announce(chosen, Store(out, note=console.note), sizes)
+        if json:
+            console.print_json([vars(each) for each in planned])
+            return
+        rows = [[each.name, f"{each.missing} of {each.points}", readable(each.seconds)] for each in planned]
+        console.print_table(("experiment", "points missing", "time"), rows)
+        return
+    claims = None if judge else Claims(Path(out) / "claims")
+    store = Store(out, note=console.note, claims=claims, measuring=not judge)
+    # Some experiments get a page of their own: the report of all must survive it.
+    page = "report" if "all" in names else "-".join(each.name for each in chosen)
+    finished = report.reproduce(chosen, store, sizes, page=page)
     if json:
         console.print_json(
-            {"scale": scale, "verdicts": counts(finished), "experiments": [d.describe() for d in finished]}
+            {"scale": scale, "verdicts": report.counts(finished), "experiments": [d.describe() for d in finished]}
         )
         return
     console.print_table(

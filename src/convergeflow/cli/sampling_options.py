@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from convergeflow.errors import UserError
-from convergeflow.systems.options import declared, settings_of
+from convergeflow.systems.options import declared, settings_of, tuned
 
 if typing.TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
@@ -41,7 +41,7 @@ class _Given:
         if self.grid is not None:
             given["grid"] = _grid(self.grid)
         if self.preset is not None and self.preset.endswith(".json"):
-            given["preset"] = _tuned(self.preset)
+            given["preset"] = tuned(self.preset)
         return settings_of(given, schedule, default)
 
     def given(self) -> dict[str, Any]:
@@ -100,19 +100,6 @@ def _grid(value: str) -> str | tuple[float, ...]:
     from convergeflow.cli.arrays import read_array
 
     return tuple(float(t) for t in read_array(Path(value)).reshape(-1))
-
-
-def _tuned(path: str) -> Settings:
-    """Settings from a file that `convergeflow tune` wrote."""
-    from convergeflow import files
-    from convergeflow.sampling.settings import Settings
-
-    values = files.read_json(path, fix="`convergeflow tune` makes such files")
-    try:
-        found: Settings = files.check_type(values["settings"], Settings)
-    except (UserError, KeyError, TypeError) as wrong:
-        raise UserError(f"{path} holds no settings of `convergeflow tune` ({wrong})") from None
-    return found
 
 
 def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ def sweep(
     scorer: options.Scorer = "",
     protocol: options.OneProtocol = "ours-1",
     corpus: options.Corpus = None,
+    force: options.Force = False,
     batch: options.Batch = None,
     out: Annotated[
         Path, typer.Option(help="Folder for records, figure, table and page; finished points in it are not made again.")
@@ -70,9 +71,9 @@ def sweep(
     points = study.plan(loaded, control, values, by, lambda changes: _arguments(loaded, sampling, own, changes))
     length = length or loaded.config.length
     check_request(loaded, num, length, batch or 1)
-    assessor = assessor_for(
-        find_reference(corpus, loaded.tokenizer, num, length, note), scorer, device=device, say=note
-    )
+    real = corpus or zoo.trained_on(name, length)
+    reference = find_reference(real, loaded.tokenizer, num, length, note, trained_on=loaded.trained_on, force=force)
+    assessor = assessor_for(reference, scorer, device=device, say=note)
     seeds = range(seed, seed + num)
     measurer = Measurer(Store(out, note=note), assessor, chosen, seeds, length, batch, command_line())
     with progress("sweeping", len(points) * num) as bar:

@@ -1,7 +1,10 @@
-"""`convergeflow train`: a recipe and a few changes in, a model folder out."""
+"""`convergeflow train`: a text or a recipe in, with a few changes, and a model folder out."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,27 +12,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convergeflow.cli import console, options
-from convergeflow.errors import UserError
+from convergeflow.cli.prepare import say_what_was_read
+from convergeflow.cli.processes import number_of_processes
+from convergeflow.data import CORPORA
+from convergeflow.errors import UserError, unknown_name
+from convergeflow.training.recipes import read_recipe, recipes
 
 if TYPE_CHECKING:
-    from convergeflow.training.config import RunConfig
+    from convergeflow.data.unprepared import Decision
+    from convergeflow.training.automatic import RunPlan
+    from convergeflow.training.config import Origins, RunConfig
     from convergeflow.training.estimate import RunCost
     from convergeflow.training.run import Build
+    from convergeflow.training.trainer import TrainingEnd
 
 DEFAULT_RECIPE = "stories"
+MANIFEST = "manifest.json"
+"""In the folder of a prepared corpus."""
 
 
 def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE|KEY=VALUE",
-            help="A recipe (see `convergeflow list recipes`) or a YAML file, then changes to it: stages.0.steps=500.",
+            metavar="TEXT|RECIPE|KEY=VALUE",
+            help="Your text (files, folders, a prepared corpus), or a recipe (`convergeflow list recipes`, a YAML "
+            "file), or a recipe and a text; then changes: stages.ce.lr=1e-3.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/NAME]")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Be done after so many: steps are tried, and all stages scaled in proportion.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="So many in all: every stage and its warm-up in proportion.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
-    init_from: Annotated[Path | None, typer.Option(help="Start from the weights of this checkpoint folder.")] = None,
+    init_from: Annotated[
+        str | None, typer.Option(help="Start from a model's weights: a shipped name, a folder or a run.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="What to train; the same as model.method=NAME.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")
@@ -37,52 +58,169 @@ def train(
     device: Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Train a model, by default on the stories that come with the package.
+    """Train a model on your text, or by a recipe; without either on the stories that come with the package.
 
-    The corpus is prepared on the way. Ctrl-C saves and says how to go on; a killed run goes on bit for bit with
-    --resume. Several processes: accelerate launch -m convergeflow train ...; on CPUs, where accelerate starts only one,
-    torchrun --nproc-per-node 2 -m convergeflow train ...
+    For a text everything is chosen: tokenizer, vocabulary, size, stages, held-out part; each choice is told, and what
+    you give as key=value is left alone. A recipe that is given a text takes it in the place of its own. Ctrl-C saves
+    and says how to go on; a killed run goes on bit for bit with --resume. Several processes: accelerate launch -m
+    convergeflow train ...; on CPUs, where accelerate starts only one, torchrun --nproc-per-node 2 -m convergeflow train
 
     Example:
-      convergeflow train stories
-      convergeflow train stories stages.ce.steps=500 batch=32 --out runs/short
-      convergeflow train stories --dry-run
+      convergeflow train my-texts/ --minutes 10
+      convergeflow train my-texts/ --init-from sotu-small --minutes 10 --out runs/tuned
+      convergeflow train stories --steps 500 --out runs/short
+      convergeflow train basic corpus/ batch=16 --dry-run
       convergeflow train --out runs/short --resume
     """
-    overrides = list(words or ())
-    named = bool(overrides) and "=" not in overrides[0]
-    recipe = overrides.pop(0) if named else DEFAULT_RECIPE
-    if method is not None:
-        overrides.append(f"model.method={method}")
-    if device is not None:
-        overrides.append(f"device={device}")
-    folder = out or Path("runs") / Path(recipe).stem
-    if dry_run:
-        if resume:
-            raise UserError("--dry-run and --resume cannot be combined")
-        _dry_run(recipe, overrides, json)
-        return
-    # Resuming takes the run's own settings, unless the whole command is given again.
-    chosen = None if resume and not named else recipe
-    _train(chosen, overrides, folder, resume=resume, init_from=init_from, as_json=json)
+    began = time.monotonic()
+    named, sources, overrides = _sorted(words or ())
+    overrides += [] if method is None else [f"model.method={method}"]
+    overrides += [] if device is None else [f"device={device}"]
+    _refuse_contradictions(minutes, steps, resume, dry_run)
+    recipe = named if named is not None or sources else DEFAULT_RECIPE
+    folder = out or Path("runs") / _name(recipe, sources)
+    start = None if init_from is None else _located(init_from)
+    config: RunConfig | None = None
+    planned: RunPlan | None = None
+    if not resume or named is not None:  # resuming takes the run's own settings, unless a recipe is given again
+        place = None if resume or dry_run else folder
+        config, given, planned = _configured(recipe, sources, overrides, minutes, steps, start, began, place)
+        if dry_run:
+            _dry_run(config, given, planned, json)
+            return
+    end = float("inf") if minutes is None or planned is None else began + 60 * minutes - planned.closing_seconds()
+    _train(config, overrides, folder, planned, end, resume=resume, init_from=start, as_json=json)
+
+
+def _sorted(words: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
+    """Recipe, texts and changes of a command line."""
+    recipe: str | None = None
+    sources: list[str] = []
+    overrides: list[str] = []
+    for word in words:
+        if recipe is None and (word in recipes() or word.endswith((".yaml", ".yml"))):
+            recipe = word
+            if Path(word).is_dir():
+                console.note(f"{word} is taken as the recipe; for the folder write ./{word}")
+        elif Path(word).exists() or word in CORPORA or word.startswith("hf:"):
+            sources.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        elif "/" in word or Path(word).suffix:
+            raise UserError(f"no such file or folder: {word}")
+        else:
+            raise unknown_name("recipe or text", word, {*recipes(), *CORPORA})
+    return recipe, sources, overrides
+
+
+def _name(recipe: str | None, sources: Sequence[str]) -> str:
+    """What a run is called if nobody says."""
+    if recipe is not None:
+        return Path(recipe).stem
+    return re.sub(r"[^\w.-]+", "-", sources[0] if sources[0].startswith("hf:") else Path(sources[0]).resolve().stem)
+
+
+def _refuse_contradictions(minutes: float | None, steps: int | None, resume: bool, dry_run: bool) -> None:
+    if dry_run and resume:
+        raise UserError("--dry-run and --resume cannot be combined")
+    if minutes is not None and steps is not None:
+        raise UserError("--minutes and --steps both say how long: give one of them")
+    if minutes is not None and resume:
+        raise UserError("--minutes plans a new run, and --resume goes on by the old plan: give one of them")
+    if minutes is not None and not 0 < minutes < 1e6:
+        raise UserError(f"--minutes must be above 0, not {minutes:g}")
+    if minutes is not None and number_of_processes() > 1:
+        raise UserError("--minutes tries steps in one process: give a launch of several --steps instead")
+
+
+def _located(name: str) -> Path:
+    from convergeflow import zoo
+
+    return zoo.locate(name)
+
+
+def _configured(
+    recipe: str | None,
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    minutes: float | None,
+    steps: int | None,
+    start: Path | None,
+    began: float,
+    place: Path | None,
+) -> tuple[RunConfig, Origins, RunPlan | None]:
+    """The configuration of a new run, where its values come from, and the plan where there was something to plan."""
+    from convergeflow.training import config as configuration
+
+    if recipe is not None and sources:
+        overrides = [_in_place_of_its_own(sources), *overrides]
+    if recipe is not None and minutes is None:
+        # A configuration is checked before anything heavy is loaded.
+        values, given = configuration.assembled(read_recipe(recipe), overrides, f"recipe {recipe}")
+        config = configuration.from_dict(values)
+        if steps is not None:
+            config = configuration.scaled(config, steps)
+            given = configuration.mark_scaled(config, given)
+        return config, given, None
+    from convergeflow.training import automatic, run
+
+    if place is not None:
+        run.refuse_other_files(place)  # before anything is prepared and tried
+    with console.stages() as report:
+        if recipe is not None:
+            assert minutes is not None
+            plan = automatic.plan_recipe(recipe, overrides, minutes=minutes, began=began, progress=report)
+        else:
+            how: dict[str, Any] = {"minutes": minutes, "steps": steps, "init_from": start, "began": began}
+            plan = automatic.plan_for_text(sources, overrides, say=_say, progress=report, **how)
+            say_what_was_read(plan.corpus)
+    return plan.config, plan.given, plan
+
+
+def _in_place_of_its_own(sources: Sequence[str]) -> str:
+    """The change that gives a recipe another text."""
+    from json import dumps
+
+    single = sources[0] if len(sources) == 1 else None
+    if single is not None and (single in CORPORA or single.startswith("hf:") or (Path(single) / MANIFEST).is_file()):
+        return f"corpus.name={dumps(single)}"
+    return f"corpus.paths={dumps(list(sources))}"
+
+
+def _say(choice: Decision) -> None:
+    console.note(f"{choice.what + ':':20}{choice.value} ({choice.why})")
 
 
 def _train(
-    recipe: str | None, overrides: list[str], out: Path, *, resume: bool, init_from: Path | None, as_json: bool
+    config: RunConfig | None,
+    overrides: list[str],
+    out: Path,
+    planned: RunPlan | None,
+    end: float,
+    *,
+    resume: bool,
+    init_from: Path | None,
+    as_json: bool,
 ) -> None:
-    from convergeflow.training import config as configuration
-
-    # The configuration is checked before anything heavy is loaded.
-    config = None if recipe is None else configuration.resolve(recipe, overrides)
-
     from convergeflow.training import run
+    from convergeflow.training.interrupt import ending_at
 
     if config is None or resume:
         config = run.saved_config(out, overrides, wanted=config)
-    carry_out(config, out, "train", as_json, resume=resume, init_from=init_from)
+    with ending_at(end):
+        carry_out(config, out, "train", as_json, resume=resume, planned=planned, init_from=init_from)
 
 
-def carry_out(config: RunConfig, out: Path, command: str, as_json: bool, *, resume: bool, **how: Any) -> None:
+def carry_out(
+    config: RunConfig,
+    out: Path,
+    command: str,
+    as_json: bool,
+    *,
+    resume: bool,
+    planned: RunPlan | None = None,
+    **how: Any,
+) -> None:
     """A run with a progress bar, and what is said at its end; `how` as in `run.train`."""
     from convergeflow.training import run
 
@@ -90,60 +228,75 @@ def carry_out(config: RunConfig, out: Path, command: str, as_json: bool, *, resu
     main = accelerator.is_main_process
     if main:
         processes = f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
-        source = config.corpus.name if config.distill is None else f"from {config.distill.teacher}"
-        what = f"{config.model.method} {'on ' if config.distill is None else ''}{source}"
-        console.note(f"{what}: {config.total_steps} steps into {out}, {processes}")
+        source = config.corpus.name if planned is None else planned.corpus.name
+        what = f"on {source}" if config.distill is None else f"from {config.distill.teacher}"
+        console.note(f"{config.model.method} {what}: {config.total_steps} steps into {out}, {processes}")
     with console.progress(command, config.total_steps if main else None) as bar:
-        reporter = run.Reporter(advance=bar.advance, note=console.note, warn=console.warn)
+
+        def advance(amount: float = 1, stage: str | None = None, total: int | None = None, **fields: Any) -> None:
+            bar.describe(None if stage is None else f"stage {stage}", total)
+            bar.advance(amount, **fields)
+
+        reporter = run.Reporter(advance=advance, note=console.note, warn=console.warn)
         outcome = run.train(config, out, resume=resume, reporter=reporter, accelerator=accelerator, **how)
-    if not main:
-        if not outcome.finished:  # all processes of a run end alike
-            raise typer.Exit(128 + outcome.signal_number)
-        return
+    if main:
+        _report(outcome, out, command, planned, as_json)
+    if not outcome.usable:  # all processes of a run end alike
+        raise typer.Exit(128 + outcome.signal_number)
+
+
+def _report(outcome: TrainingEnd, out: Path, command: str, planned: RunPlan | None, as_json: bool) -> None:
+    """How it ended and what to do next."""
+    from convergeflow.training import run
+
     result: dict[str, Any] = {
         "finished": outcome.finished,
         "step": outcome.step,
         "checkpoint": str(outcome.checkpoint),
         "evaluation": outcome.evaluation,
     }
+    if planned is not None:
+        result["choices"] = [choice._asdict() for choice in planned.choices]
     go_on = console.hint(command, "--out", out, "--resume")
-    if outcome.finished:
+    if not outcome.finished:
+        result["resume"] = go_on
+    if outcome.usable:
         result["model"] = str(out / run.MODEL_FOLDER)
         line = f"trained {outcome.step} steps; generate from it with: " + console.hint(
             "generate", "--model", result["model"]
         )
+        if not outcome.finished:
+            console.note(f"the time is up before the plan was done; to make the rest of it: {go_on}")
+        for word in ("evaluate", "sweep", "serve"):
+            console.note(f"  {console.hint(word, out)}")
     else:
-        result["resume"] = go_on
         line = f"stopped at step {outcome.step}, saved in {outcome.checkpoint}; go on with: {go_on}"
-    if as_json:
-        console.print_json(result)
-    else:
-        print(line)
-    if not outcome.finished:
-        raise typer.Exit(128 + outcome.signal_number)
+    console.print_json(result) if as_json else print(line)
 
 
-def _dry_run(recipe: str, overrides: list[str], as_json: bool) -> None:
+def _dry_run(config: RunConfig, given: Origins, planned: RunPlan | None, as_json: bool) -> None:
     from convergeflow.training import config as configuration
-
-    config = configuration.resolve(recipe, overrides)
-    table = configuration.origins(recipe, overrides)
-
     from convergeflow.training.build import build_model
 
-    foretell(config, table, build_model, as_json)
+    choices = [] if planned is None else planned.choices
+    foretell(config, configuration.origins(config, given), build_model, as_json, choices)
 
 
-def foretell(config: RunConfig, table: list[tuple[str, Any, str]], build: Build, as_json: bool) -> None:
+def foretell(
+    config: RunConfig, table: list[tuple[str, Any, str]], build: Build, as_json: bool, choices: Sequence[Decision] = ()
+) -> None:
     """Print the configuration with its origins, and the size, memory and time of the run."""
     from convergeflow.training.build import open_corpus
     from convergeflow.training.estimate import estimate
 
-    # Known from the configuration, or by preparing the corpus.
-    vocabulary = config.corpus.vocabulary or open_corpus(config).vocabulary
+    # A corpus of the package need not be here; the user's own is opened, so that what a run refuses is refused now.
+    corpus = config.corpus
+    own = corpus.paths or (Path(corpus.name) / MANIFEST).is_file()
+    vocabulary = (None if own else corpus.vocabulary) or open_corpus(config).vocabulary
     cost = estimate(config, build(config, vocabulary), vocabulary)
     if as_json:
-        console.print_json({"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)})
+        told = {"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)}
+        console.print_json({**told, "choices": [choice._asdict() for choice in choices]})
         return
     console.print_table(["key", "value", "origin"], [[key, str(value), origin] for key, value, origin in table])
     print(f"""

@@ -198,19 +198,24 @@ class Unfinished:
         self.seal(manifest, report)
 
     def _hold_out_something(self) -> None:
-        """If too little was set aside to fill a sequence, the last whole sequence of the training text does."""
+        """If too little was set aside to fill a sequence, the last ones of the training text do.
+
+        Two where they can be spared: to hold samples against real text takes one to score and one to count.
+        """
         length, size, total = self.length, self.dtype.itemsize, self.done["train"] // self.length
-        if self.done["heldout"] < length and total >= 2:
+        wanted = 2 if total >= 4 else 1
+        if self.done["heldout"] < wanted * length and total >= 2:
             train, heldout = self._streams["train"], self._streams["heldout"]
             train.flush()
-            train.seek((total - 1) * length * size)
-            last = train.read(length * size)
+            train.seek((total - wanted) * length * size)
+            last = train.read(wanted * length * size)
             heldout.truncate(0)
             heldout.write(last)
+            what = "block" if wanted == 1 else f"{wanted} blocks"
             self.done |= {
-                "heldout": length,
-                "train": (total - 1) * length,
-                "rule": "the last block of the training text (the rule left less than a block)",
+                "heldout": wanted * length,
+                "train": (total - wanted) * length,
+                "rule": f"the last {what} of the training text (the rule left less than that)",
             }
             self.note()
         if self.done["train"] < length or self.done["heldout"] < length:

@@ -60,6 +60,7 @@ def prepare(
     dataset_config: str | None = None,
     dataset_split: str = "train",
     documents: int | None = None,
+    share: float = 1.0,
     workers: int | None = None,
     overwrite: bool = False,
     large: bool = True,
@@ -69,12 +70,13 @@ def prepare(
 
     A folder that is a prepared corpus is opened as it is. `out` defaults to a folder of the cache named by these
     settings; the second call with the same settings only opens it. `seed`, `blocks` and `heldout_blocks` are for the
-    stories; `heldout_share` and `documents` (how many at most) for texts; `text_field` for JSON lines and tables.
+    stories; `heldout_share` (of the text) and `documents` (how many at most) for texts; `text_field` for JSON lines and
+    tables; `share` for files, of which so much is read from the beginning of each.
     `workers` processes encode, one per core if not given; they change nothing but the time. Without `large` a corpus
     that takes long to prepare is refused unless it is there.
     """
+    _check_shares(heldout_share, share)
     _check_numbers(
-        heldout_share,
         length=length,
         blocks=blocks,
         heldout_blocks=heldout_blocks,
@@ -96,7 +98,7 @@ def prepare(
     elif flat := find_flat([Path(name) for name in names]):
         content = Flat(*flat, tokenizer or "gpt2", heldout_share)
     else:
-        texts = _texts(names, text_field, heldout_share, dataset_config, dataset_split, documents)
+        texts = _texts(names, text_field, heldout_share, dataset_config, dataset_split, documents, share)
         content = _Texts(texts, tokenizer or "bpe", vocabulary, workers)
     folder, key = _folder_and_key(content, length, out)
     if not large and not is_done(folder, key):
@@ -123,12 +125,17 @@ class _Content(Protocol):
         """Make the corpus, from where an earlier run was stopped."""
 
 
-def _check_numbers(heldout_share: float, **counts: int | None) -> None:
+def _check_numbers(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise UserError(f"`{name}` must be at least 1, not {value}")
+
+
+def _check_shares(heldout_share: float, share: float) -> None:
     if not 0 < heldout_share < 1:
         raise UserError(f"`heldout_share` must lie between 0 and 1, not {heldout_share}")
+    if not 0 < share <= 1:
+        raise UserError(f"`share` must be above 0 and at most 1, not {share}")
 
 
 def _refuse_if_large(content: _Content, names: Sequence[str | Path], **options: Any) -> None:
@@ -212,6 +219,7 @@ def _texts(
     dataset_config: str | None,
     dataset_split: str,
     limit: int | None,
+    share: float,
 ) -> Restartable:
     first = str(names[0])
     if len(names) == 1 and first in CORPORA:
@@ -221,8 +229,9 @@ def _texts(
     paths = [Path(name) for name in names]
     if len(paths) == 1 and not paths[0].exists() and paths[0].suffix == "" and len(paths[0].parts) == 1:
         raise unknown_name("corpus or file", first, CORPORA)
-    files = find_files(paths)
-    return Files(paths[0].resolve().stem, files, text_field=text_field, heldout_share=heldout_share, limit=limit)
+    files, skipped = find_files(paths)
+    how: dict[str, Any] = {"text_field": text_field, "heldout_share": heldout_share, "limit": limit, "share": share}
+    return Files(paths[0].resolve().stem, files, skipped=skipped, **how)
 
 
 @dataclass(frozen=True)

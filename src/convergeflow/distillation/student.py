@@ -64,6 +64,8 @@ class Visit:
 class Student(ConvergeFlowModel):
     """Starts as a copy of its teacher; it is saved as an ordinary model."""
 
+    bound_kind = None  # what it predicts is the end of a long step, which bounds nothing
+
     def __init__(self, config: Any, teacher: Teacher, calls: Sequence[int]) -> None:
         super().__init__(config)
         self.teacher, self.calls = teacher, tuple(calls)

@@ -90,10 +90,14 @@ class Crossing:
     """The middle 95 % of the bootstrap."""
     between: list[Any] | None = None
     """The values of the control on both sides."""
+    gap: float | None = None
+    """Nats by which the entropy it was read at lies above the data's; 0 between two points."""
+    tie: bool | None = None
+    """Whether that is no more than two standard errors: the entropies tie."""
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
-        return {name: getattr(self, name) for name in ("gen_ppl", "se", "interval_95", "between", "says")}
+        return {name: getattr(self, name) for name in ("gen_ppl", "se", "interval_95", "between", "gap", "tie", "says")}
 
 
 def undominated(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
@@ -129,8 +133,8 @@ def interpolate(
     lowest, highest = ordered[0].entropy, ordered[-1].entropy
     nearest = ordered[0] if entropy < lowest else ordered[-1]
     outside = not lowest <= entropy <= highest
-    reach = max(NEAR, _noise(nearest.entropy_se, entropy_se))
-    if outside and not abs(nearest.entropy - entropy) <= reach:
+    gap, noise = nearest.entropy - entropy if outside else 0.0, _noise(nearest.entropy_se, entropy_se)
+    if abs(gap) > max(NEAR, noise):
         where = "below" if highest < entropy else "above"
         covered = f"{lowest:.3f} to {highest:.3f}"
         return Crossing(f"stays {where} the data's entropy {entropy:.3f} ({covered}): no value without extrapolation")
@@ -141,10 +145,12 @@ def interpolate(
     draws = _bootstrap(ordered, entropy, entropy_se, bootstraps, seed)
     gen_ppl, se = math.exp(value), math.exp(value) * float(draws.std(ddof=1))
     low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
-    place = f"its nearest point, {nearest.value}" if outside else f"between {left.value} and {right.value}"
+    place = f"between {left.value} and {right.value}"
+    if outside:
+        place = f"its nearest point, {nearest.value}, {gap:+.3f} nat: {'a tie' if abs(gap) <= noise else 'not a tie'}"
     interval = f"95 %: {low:.3g} to {high:.3g}"
     says = f"Gen. PPL {number(gen_ppl, se)} at the data's entropy {entropy:.3f} ({interval}; {place})"
-    return Crossing(says, gen_ppl, se, [low, high], [left.value, right.value])
+    return Crossing(says, gen_ppl, se, [low, high], [left.value, right.value], gap, abs(gap) <= noise)
 
 
 def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: float, times: int, seed: int) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convergeflow.data.corpus import Corpus
+from convergeflow.data.provenance import TrainedOn, contradiction
 from convergeflow.data.stories import StoriesLaw, stories_law
 from convergeflow.data.tokenizer import Tokenizer, stories_tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -47,6 +48,10 @@ class Reference:
     training: NDArray[Any] | NgramIndex | None = None
     """Training blocks, which may be a memory map, or the n-grams of a text that is too large to search."""
     law: StoriesLaw | None = None
+    folder: Path | None = None
+    """Where the corpus lies."""
+    forced: str = ""
+    """What speaks against holding these samples against it, where the user wanted it all the same."""
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
@@ -57,6 +62,7 @@ class Reference:
             "statistics_blocks": 0 if self.statistics is None else len(self.statistics),
             "training_blocks": 0 if self.training is None else len(self.training),
             **({"overlap_by": "bloom"} if isinstance(self.training, NgramIndex) else {}),
+            **({"forced": self.forced} if self.forced else {}),
         }
 
 
@@ -71,7 +77,10 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
     law = stories_law() if corpus.name == "stories" else None
     order = np.random.default_rng(derive_seed(0, "reference", corpus.fingerprint)).permutation(len(corpus.heldout))
     if len(order) < 2:
-        raise UserError(f"the corpus {corpus.name} holds out fewer than 2 blocks: nothing real to compare with")
+        raise UserError(
+            f"the corpus {corpus.name} holds out {len(order)} of the 2 blocks that a comparison with real text needs: "
+            "prepare it again from more text, with a larger `heldout_share` or a smaller `length`"
+        )
     take = min(num, len(order) // 2)
     real, rest = np.sort(order[:take]), np.sort(order[take : take + STATISTICS_BLOCKS])
     return Reference(
@@ -84,6 +93,7 @@ def corpus_reference(corpus: Corpus, num: int, length: int) -> Reference:
         np.asarray(corpus.heldout[rest, :length], dtype=np.int64),
         training_text(corpus, OVERLAP),
         law,
+        corpus.folder,
     )
 
 
@@ -105,36 +115,86 @@ def stories_reference(num: int, length: int, *, seed: int = 0, training: NDArray
 
 
 def find_reference(
-    corpus: str | None, tokenizer: Tokenizer | None, num: int, length: int, say: Callable[[str], None]
+    corpus: str | None,
+    tokenizer: Tokenizer | None,
+    num: int,
+    length: int,
+    say: Callable[[str], None],
+    *,
+    trained_on: TrainedOn | None = None,
+    force: bool = False,
 ) -> Reference | None:
     """The real text for samples: a corpus by name or folder, or else one that has the samples' own tokenizer.
 
-    None if nothing fits; `say` hears which was taken.
+    None if nothing fits; `say` hears which was taken. A corpus that contradicts the training set (`provenance`) is
+    refused, unless the user forces it: then `say` hears why it should not be.
     """
     if corpus is not None and (Path(corpus) / "manifest.json").is_file():
-        return corpus_reference(Corpus.open(corpus), num, length)
+        return _allowed(Corpus.open(corpus), tokenizer, trained_on, force, say, num, length)
     wanted = None if tokenizer is None else tokenizer.sha256
     prepared = [entry for entry in prepared_corpora() if entry.length >= length]
-    if corpus == "stories" or (corpus is None and wanted == stories_tokenizer().sha256):
-        written = [entry.train for entry in prepared if entry.name == "stories" and entry.length == length]
-        if not written:
-            say("no prepared stories of this length on this machine: the overlap with training text is left out")
-        return stories_reference(num, length, training=max(written, key=len, default=None))
+    stories = stories_tokenizer().sha256
+    if corpus == "stories" or (corpus is None and wanted == stories):
+        if wanted not in (None, stories):
+            raise UserError("the stories cannot judge this model: their tokenizer is not its own; give another corpus")
+        return _fresh_stories(prepared, num, length, say)
     fitting = [
         entry
         for entry in prepared
         if (entry.name == corpus if corpus is not None else entry.manifest["tokenizer"]["sha256"] == wanted)
     ]
     if fitting:
-        chosen = min(fitting, key=lambda entry: (entry.length, -len(entry.train)))
+        chosen = _nearest(fitting, tokenizer, trained_on)
         say(f"real text: {chosen.name}, blocks of {chosen.length} ({chosen.folder})")
-        return corpus_reference(chosen, num, length)
+        return _allowed(chosen, tokenizer, trained_on, force, say, num, length)
     if corpus is None:
         return None
     raise UserError(
         f"no prepared corpus {corpus!r} with blocks of at least {length} tokens: "
         f"`convergeflow prepare {corpus}` with `length` {length}, or give its folder"
     )
+
+
+def _fresh_stories(prepared: list[Corpus], num: int, length: int, say: Callable[[str], None]) -> Reference:
+    """New stories, and the prepared ones that may have been trained on."""
+    written = [entry.train for entry in prepared if entry.name == "stories" and entry.length == length]
+    if not written:
+        say("no prepared stories of this length on this machine: the overlap with training text is left out")
+    return stories_reference(num, length, training=max(written, key=len, default=None))
+
+
+def _nearest(fitting: list[Corpus], tokenizer: Tokenizer | None, trained_on: TrainedOn | None) -> Corpus:
+    """The training corpus itself before others, and one that nothing speaks against before one that is refused."""
+    own = "" if trained_on is None else trained_on["fingerprint"]
+
+    def order(entry: Corpus) -> tuple[bool, bool, int, int]:
+        refused = contradiction(entry, tokenizer, trained_on) != ""
+        return entry.fingerprint != own, refused, entry.length, -len(entry.train)
+
+    return min(fitting, key=order)
+
+
+def _allowed(
+    corpus: Corpus,
+    tokenizer: Tokenizer | None,
+    trained_on: TrainedOn | None,
+    force: bool,
+    say: Callable[[str], None],
+    num: int,
+    length: int,
+) -> Reference:
+    """The reference of a corpus, if nothing speaks against it or the user wants it all the same."""
+    wrong = contradiction(corpus, tokenizer, trained_on)
+    if wrong and not force:
+        raise UserError(f"{corpus.folder} cannot judge this model: {wrong}; give another corpus, or `force` it")
+    reference = corpus_reference(corpus, num, length)
+    if not wrong:
+        return reference
+    say(f"forced: {corpus.folder} judges this model though {wrong}")
+    if tokenizer is not None and reference.tokenizer is not None and tokenizer.sha256 != reference.tokenizer.sha256:
+        # Ids mean other words: nothing that counts them can be compared.
+        reference = replace(reference, statistics=None, training=None, law=None)
+    return replace(reference, forced=wrong)
 
 
 def prepared_corpora() -> list[Corpus]:

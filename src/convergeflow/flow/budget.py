@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.flow.grid import grid_by_name
-from convergeflow.flow.guidance import Controls, adaptive_factor
+from convergeflow.flow.guidance import GUIDANCE, Controls
 from convergeflow.flow.schedule import Schedule
 
 
@@ -55,7 +55,7 @@ def allocate_adaptive(
     """Configurations B and C: K_i = ceil(K factor_i) on the most steps that fit; the rest to the largest fractions."""
 
     def raw(num_steps: int) -> list[float]:
-        return (refine * adaptive_factor(configuration, schedule(make_grid(num_steps)))).tolist()
+        return (refine * GUIDANCE[configuration](schedule(make_grid(num_steps)))).tolist()
 
     def calls(num_steps: int) -> int:
         return sum(math.ceil(value) + 1 for value in raw(num_steps))

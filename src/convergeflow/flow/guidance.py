@@ -7,34 +7,31 @@
 | unconditional guidance | w_ug | the noise-form displacement times 1 + w_ug | 0 |
 
 Each is constant (A), divided by 1 + sqrt(sigma/alpha) (B) or divided by 1 + sigma/alpha (C): weak in the noise, strong
-near the data.
+near the data. Another package may add its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.plugins import Registry
 
 if TYPE_CHECKING:  # naming the controls must not load torch
     from torch import Tensor
 
     from convergeflow.flow.schedule import Coefficients, Schedule
 
-CONFIGURATIONS = ("A", "B", "C")
 
-
-def adaptive_factor(configuration: str, at: Coefficients) -> Tensor:
-    """The factor in (0, 1] by which a nominal strength is multiplied at this noise level."""
-    noise_to_signal = at.sigma / at.alpha
-    if configuration == "A":
-        return noise_to_signal.new_ones(noise_to_signal.shape)
-    if configuration == "B":
-        return 1.0 / (1.0 + noise_to_signal.sqrt())
-    if configuration == "C":
-        return 1.0 / (1.0 + noise_to_signal)
-    raise unknown_name("guidance schedule", configuration, CONFIGURATIONS)
+_OF_THE_PAPER: dict[str, Callable[[Coefficients], Tensor]] = {
+    "A": lambda at: at.sigma.new_ones(at.sigma.shape),
+    "B": lambda at: 1.0 / (1.0 + (at.sigma / at.alpha).sqrt()),
+    "C": lambda at: 1.0 / (1.0 + at.sigma / at.alpha),
+}
+GUIDANCE: Registry[Callable[[Coefficients], Tensor]] = Registry("guidance schedule", "guidance", _OF_THE_PAPER)
+"""The factor in (0, 1] by which a nominal strength is multiplied at a noise level."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ class Controls:
             if not 0 <= value <= 1e4:  # beyond it the state overflows
                 raise UserError(f"`{name}` must be a finite number from 0 to 10,000, not {value}")
         for configuration in (self.refine_schedule, self.scg_schedule, self.ug_schedule):
-            if configuration not in CONFIGURATIONS:
-                raise unknown_name("guidance schedule", configuration, CONFIGURATIONS)
+            if configuration not in GUIDANCE:
+                raise unknown_name("guidance schedule", configuration, GUIDANCE)
 
     @classmethod
     def configuration(cls, name: str, *, refine: int = 1, scg: float = 1.0, ug: float = 0.0) -> Controls:
@@ -71,8 +68,8 @@ class Controls:
 
 def effective_strengths(controls: Controls, at: Coefficients) -> tuple[Tensor, Tensor]:
     """(w_scg, w_ug) at each grid point."""
-    w_scg = controls.scg * adaptive_factor(controls.scg_schedule, at)
-    w_ug = controls.ug * adaptive_factor(controls.ug_schedule, at)
+    w_scg = controls.scg * GUIDANCE[controls.scg_schedule](at)
+    w_ug = controls.ug * GUIDANCE[controls.ug_schedule](at)
     return w_scg, w_ug
 
 
@@ -88,7 +85,7 @@ def rescaled(controls: Controls, reference: Schedule, schedule: Schedule, *, end
     there, here = reference(t), schedule(t)
 
     def ratio(configuration: str) -> float:
-        return float(adaptive_factor(configuration, there) / adaptive_factor(configuration, here))
+        return float(GUIDANCE[configuration](there) / GUIDANCE[configuration](here))
 
     return replace(
         controls,

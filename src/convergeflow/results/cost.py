@@ -8,26 +8,11 @@ from pathlib import Path
 import psutil
 
 from convergeflow.errors import UserError
+from convergeflow.systems.generation import check_length
 from convergeflow.systems.protocol import LanguageModel
 
-LONGER = 64
-"""How many times longer than its training text a model may be asked to write; nothing was ever learned beyond."""
 LINE_BYTES = 600
 """A line of a sample file without its ids, at least."""
-
-
-def longest(model: LanguageModel) -> int:
-    """The most tokens that a sample may have."""
-    return LONGER * int(model.config.length)
-
-
-def check_length(model: LanguageModel, length: int) -> None:
-    """Refuse a length far beyond what the model has learned."""
-    if length > longest(model):
-        raise UserError(
-            f"`length` {length:,} is too long: this model learned from {model.config.length} tokens and may make "
-            f"{longest(model):,} at most"
-        )
 
 
 def check_request(model: LanguageModel, num: int, length: int, size: int, file: Path | None = None) -> None:

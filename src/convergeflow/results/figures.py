@@ -38,9 +38,9 @@ STYLE: dict[str, Any] = {
 }
 COLOURS = (
     *("#1b6ca8", "#d1495b", "#2e8b57", "#e0a030", "#7b4fa3", "#5f6b73"),
-    *("#00a0a0", "#b05f3c", "#8c8c00", "#e377c2", "#12365c", "#6fbf4a"),
+    *("#00a0a0", "#b05f3c", "#8c8c00", "#e377c2", "#ff5a00", "#6fbf4a"),
 )
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "8")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "x", "+")
 CROWDED = 4
 """More curves than this are drawn without labels at their points."""
 

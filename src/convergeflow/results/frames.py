@@ -8,7 +8,7 @@ the entropy of the weights. `Frame.of_sample` is the same as JSON values, and a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,24 @@ class Frames:
     def keep(self, frame: Frame) -> None:
         """What is done with a frame; a subclass may send it somewhere."""
         self.frames.append(frame)
+
+    def rows(self, tokenizer: Tokenizer | None = None) -> Iterator[dict[str, Any]]:
+        """The flow as a table, a row per step, sample and position: what `pandas.DataFrame` takes.
+
+        With a tokenizer there is a column `word`. What a predictor does not have, and a rival shows, is None.
+        """
+        words = None if tokenizer is None else tokenizer.tokens()
+        for frame in self.frames:
+            about = {"step": frame.step, "t": frame.t, "log_snr": frame.log_snr, "calls": frame.calls}
+            weight = None if frame.top_weight is None else frame.top_weight[..., 0]
+            columns = {"weight": weight, "entropy": frame.entropy, "nearest": frame.nearest, "second": frame.second}
+            for row, sample in enumerate(frame.rows):
+                for place, token in enumerate(frame.token[row].tolist()):
+                    found = {**about, "sample": sample, "position": frame.start + place, "token": token}
+                    if words is not None:
+                        found["word"] = words[token] if token < len(words) else None
+                    shown = {name: None if all_ is None else float(all_[row, place]) for name, all_ in columns.items()}
+                    yield found | shown
 
     def _next(self, step: Step | TokenStep) -> Frame:
         if isinstance(step, TokenStep):

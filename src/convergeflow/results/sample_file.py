@@ -59,6 +59,7 @@ def lines_of(samples: Samples, model: str) -> list[dict[str, Any]]:
             "seed": seed,
             "ids": samples.ids[i].tolist(),
             "text": None if samples.texts is None else samples.texts[i],
+            **({} if samples.marked is None else {"marked": samples.marked[i]}),
             "nfe": samples.nfe if calls is None else int(calls[i]),
             "model": model,
             "settings": samples.settings,

@@ -10,7 +10,7 @@ A record is found again by its key alone. The key holds everything that decides 
 samples, hash of the weights), so a changed setting is a new point, and two studies that need the same point share it.
 
 With `claims` several processes work in one folder: each point is made by one of them, and `Taken` is raised for a point
-that another one is making.
+that another one is making. A store that is not `measuring` makes nothing: `Missing` is raised for what is not there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from numpy.typing import NDArray
 
 from convergeflow import files
 from convergeflow.errors import ConvergeFlowError, UserError
-from convergeflow.results.claims import Claims
+from convergeflow.results.claims import Claims, Taken
 
 Note = Callable[[str], None]
 Arrays = dict[str, NDArray[Any]]
 DAMAGED = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 """How numpy complains of a file of arrays that is not whole."""
+
+
+class Missing(Taken):
+    """It is not in the folder, and nothing may be measured now."""
 
 
 def _silent(message: str) -> None:
@@ -95,10 +99,15 @@ def readable(seconds: float) -> str:
 class Store:
     """The points, arrays, models and figures of one study."""
 
-    def __init__(self, folder: str | Path, *, note: Note = _silent, claims: Claims | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, note: Note = _silent, claims: Claims | None = None, measuring: bool = True
+    ) -> None:
         self.folder = Path(folder)
         self.note = note
         self.claims = claims
+        self.measuring = measuring
+        self.lacking = 0
+        """Points that were asked for and are not here."""
         self.pace = Pace(note=note)
         self._counted: set[str] = set()
 
@@ -152,8 +161,9 @@ class Store:
         """The record of a name and key: read if it is there and `usable`, else made and kept; `say` describes it."""
         began = time.perf_counter()
         found = self.find(name, key)
-        reused = found is not None and usable(found)
+        reused = found is not None and (usable(found) or not self.measuring)
         if found is None or not reused:
+            self._may_make(name)
             with self.alone(f"record-{digest({'name': name, 'key': key})[:16]}"):
                 found = self.find(name, key)  # another process may have made it just now
                 if found is None or not usable(found):
@@ -189,6 +199,7 @@ class Store:
         path = self.folder / "samples" / f"{digest(key)[:12]}.npz"
         if (kept := _read_arrays(path)) is not None:
             return kept
+        self._may_make(path.stem)
         with self.alone(f"arrays-{path.stem}"):
             if (kept := _read_arrays(path)) is not None:  # another process may have made them just now
                 return kept
@@ -197,6 +208,10 @@ class Store:
                 np.savez_compressed(draft, allow_pickle=False, **arrays)
             files.write_json(path.with_suffix(".json"), facts)
         return arrays, facts
+
+    def _may_make(self, name: str) -> None:
+        if not self.measuring:
+            raise Missing(name)
 
     def alone(self, name: str) -> AbstractContextManager[None]:
         """While this process alone works on something of this name."""

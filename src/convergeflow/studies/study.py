@@ -18,12 +18,12 @@ from convergeflow import zoo
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.evaluation.assess import likelihood_of
 from convergeflow.evaluation.reference import Reference
-from convergeflow.evaluation.scorers import Advance, silent
+from convergeflow.evaluation.scorers import Advance, Texts, silent
 from convergeflow.files import parse_json
 from convergeflow.results.draw import Measurer, origin
 from convergeflow.results.record import Record
 from convergeflow.results.store import Store, as_json
-from convergeflow.studies.systems import controls_swept, frontier, run_config, trained_as
+from convergeflow.studies.systems import Setting, controls_swept, frontier, run_config, trained_as
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import run
 from convergeflow.training.build import build_model
@@ -66,6 +66,8 @@ class Study:
     bound_draws: int = 8
     device: str = "auto"
     advance: Advance = field(default=silent)
+    seconds_per_step: dict[str, float] = field(default_factory=dict)
+    """Of each training run, once `costs` has tried it."""
 
     @property
     def store(self) -> Store:
@@ -78,19 +80,38 @@ class Study:
             raise UserError("a comparison needs a corpus")
         return reference
 
+    # -- what another kind of study may change -------------------------------------------------------------------------
+
+    def trained_as(self, system: str) -> str:
+        """The training run that a system uses, by name."""
+        return trained_as(system)
+
+    def config(self, run: str) -> RunConfig:
+        """The configuration of a training run."""
+        return run_config(self.base, run)
+
+    def settings(self, system: str, model: Any, nfe: int) -> list[Setting]:
+        """Where a system is read; the first is its own default."""
+        return frontier(system, model, nfe)
+
+    def swept(self, system: str) -> list[Any]:
+        """The same as JSON values, known without the weights."""
+        return controls_swept(system)
+
     # -- before anything runs ------------------------------------------------------------------------------------------
 
     def costs(self) -> list[SystemCost]:
-        """Time of each system from a few trial steps and trial samples; finished training costs nothing."""
+        """Time of each system from a few trial steps, samples, scores and bounds; what is finished costs nothing."""
         found = []
         trials: dict[str, tuple[int, Any]] = {}
         for system in self.systems:
-            method, training = trained_as(system), 0.0
+            method, training = self.trained_as(system), 0.0
             if method not in trials:  # otherwise it shares another system's run
-                config = run_config(self.base, method)
+                config = self.config(method)
                 model: Any = build_model(config, self.reference.vocabulary)
                 trial = estimate(config, model, self.reference.vocabulary)
-                alike = [name for name in self.systems if trained_as(name) == method]
+                self.seconds_per_step[method] = (trial.total_seconds or 0.0) / config.total_steps
+                alike = [name for name in self.systems if self.trained_as(name) == method]
                 if not self._finished(method) and any(self._kept(name) is None for name in alike):
                     training = trial.total_seconds or 0.0
                 trials[method] = (trial.parameters, model.eval())
@@ -104,12 +125,26 @@ class Study:
         begin = time.perf_counter()
         drawn = model.sample(TRIAL_SAMPLES, length, seeds=range(TRIAL_SAMPLES), nfe=TRIAL_CALLS)
         per_call = (time.perf_counter() - begin) / TRIAL_SAMPLES / drawn.nfe
-        calls = sum(nfe * len(frontier(system, model, nfe)) for nfe in self._budgets(system))
-        return per_call * calls * len(self.measurer.seeds)
+        points = {nfe: len(self.settings(system, model, nfe)) for nfe in self._budgets(system)}
+        num = len(self.measurer.seeds)
+        scoring = self._scoring_time(drawn.ids.numpy()) * sum(points.values()) * num
+        bounding = 0.0
+        if self.bound_draws and model.bound_kind is not None and self.reference.real is not None:
+            # About as many passes over the real text as there are draws; a pass costs what a call of the sampler costs.
+            bounding = per_call * self.bound_draws * len(self.reference.real)
+        return per_call * sum(nfe * count for nfe, count in points.items()) * num + scoring + bounding
+
+    def _scoring_time(self, ids: Any) -> float:
+        """Seconds to score one text, from the trial samples."""
+        assessor = self.measurer.assessor
+        tokenizer = None if assessor.scorer.name == "exact" else self.reference.tokenizer
+        began = time.perf_counter()
+        assessor.read(Texts.from_ids(ids, tokenizer), self.measurer.protocol)
+        return (time.perf_counter() - began) / len(ids)
 
     def _budgets(self, system: str) -> list[int]:
         """The autoregressive model takes one call per token, whatever the budget."""
-        return [self.base.corpus.length] if system == "ar" else self.budgets
+        return [self.base.corpus.length] if self.trained_as(system).partition("@")[0] == "ar" else self.budgets
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -120,13 +155,13 @@ class Study:
             yield from self._measured(system) if kept is None else kept
 
     def _measured(self, system: str) -> Iterator[SystemResult]:
-        folder = self.trained(trained_as(system))
+        folder = self.trained(self.trained_as(system))
         model = zoo.load_model(folder, device=self.device)
         about = origin(folder, model)
         facts = self._facts(system, model, about["weights"])
         for nfe in self._budgets(system):
             points = []
-            for setting in frontier(system, model, nfe):
+            for setting in self.settings(system, model, nfe):
                 record, file = self.measurer.point(
                     f"{system}-nfe{nfe}",
                     model,
@@ -148,8 +183,8 @@ class Study:
         """Everything that a system's results depend on; it is known without the weights."""
         return {
             **self.measurer.key(),
-            "run": {**run_config(self.base, trained_as(system)).to_dict(), "device": "any"},
-            "settings": controls_swept(system),
+            "run": {**self.config(self.trained_as(system)).to_dict(), "device": "any"},
+            "settings": self.swept(system),
             "draws": self.bound_draws,
         }
 
@@ -175,8 +210,11 @@ class Study:
 
     def trained(self, method: str) -> Path:
         """The model folder of a method, trained now if it is not there."""
+        return self.finish_run(method, self.config(method))
+
+    def finish_run(self, method: str, config: RunConfig) -> Path:
+        """The model folder of a training run, which is begun or resumed unless it is finished."""
         folder = self.store.folder / "runs" / method
-        config = run_config(self.base, method)
         if self._finished(method):
             if run.saved_config(folder).to_dict() != config.to_dict():
                 raise UserError(f"{folder} was trained with another configuration; choose another `out`")
@@ -197,7 +235,7 @@ class Study:
             return {
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
                 "parameters_without_table": int(model.num_parameters_without_table()),
-                "training_seconds": training_seconds(self.store.folder / "runs" / trained_as(system)),
+                "training_seconds": training_seconds(self.store.folder / "runs" / self.trained_as(system)),
                 "likelihood": likelihood,
             }
 

@@ -7,7 +7,7 @@ Every other system has one stage. Width, depth, heads, optimizer and seed come f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -118,7 +118,7 @@ def _stretched(stages: Sequence[StageConfig], total: int) -> list[StageConfig]:
 def frontier(system: str, model: Any, nfe: int) -> list[Setting]:
     """The settings of a system at a budget of network calls; the first is its own default."""
     if system not in (OURS, CONTROLLED):
-        return [Setting(_shown(knobs), {"nfe": nfe, **knobs}) for knobs in model.frontier]
+        return [Setting(shown(knobs), {"nfe": nfe, **knobs}) for knobs in model.frontier]
     points = [Setting("standard", {"settings": Settings(nfe=nfe)})]
     for temperature in TEMPERATURES:  # one call a step instead of two: twice the steps for the same calls
         settings = Settings(nfe=nfe, self_condition="previous", temperature=temperature)
@@ -151,5 +151,6 @@ def _affordable(settings: Settings, model: Any) -> Settings:
     return settings
 
 
-def _shown(knobs: dict[str, Any]) -> str:
+def shown(knobs: Mapping[str, Any]) -> str:
+    """Settings in words."""
     return ", ".join(f"{name} {value:g}" for name, value in knobs.items()) or "default"

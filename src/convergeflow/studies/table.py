@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from convergeflow import files
@@ -33,15 +34,19 @@ COLUMNS = (
 
 def frontiers(results: Sequence[SystemResult], title: str, command: str | None = None) -> dict[int, Frontier]:
     """One figure per budget of calls with a curve for every system; the autoregressive one is in all of them."""
-    fixed = [result for result in results if result.system == "ar"]
-    budgets = sorted({result.nfe for result in results if result.system != "ar"}) or [fixed[0].nfe]
+    fixed = [result for result in results if _is_ar(result.system)]
+    budgets = sorted({result.nfe for result in results if not _is_ar(result.system)}) or [fixed[0].nfe]
     found = {}
     for nfe in budgets:
         curves: dict[str, Any] = {}
-        for result in [r for r in results if r.nfe == nfe and r.system != "ar"] + fixed:
+        for result in [r for r in results if r.nfe == nfe and not _is_ar(r.system)] + fixed:
             curves[result.system] = result.points
         found[nfe] = frontier_of(f"{title}, NFE {nfe}", "setting", curves, command=command)
     return found
+
+
+def _is_ar(system: str) -> bool:
+    return system.partition("@")[0] == "ar"
 
 
 def rows(results: Sequence[SystemResult], figures: dict[int, Frontier]) -> list[dict[str, Any]]:
@@ -67,7 +72,23 @@ def rows(results: Sequence[SystemResult], figures: dict[int, Frontier]) -> list[
                 "parameters_without_table": result.facts["parameters_without_table"],
             }
         )
-    return found
+    return _with_training_error(found)
+
+
+def _with_training_error(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of second training seeds (`ar@1`) go into those of the first: half the distance is the error of training."""
+    for other in (row for row in table if "@" in row["system"]):
+        name = other["system"].partition("@")[0]
+        first = next(row for row in table if (row["system"], row["nfe"]) == (name, other["nfe"]))
+        values = [row["at_data_entropy"]["gen_ppl"] for row in (first, other)]
+        distance = None if None in values else abs(values[0] - values[1]) / 2
+        first["at_data_entropy"] |= {"training_se": distance, "second_seed": values[1]}
+    return [row for row in table if "@" not in row["system"]]
+
+
+def error_of(at: Mapping[str, Any]) -> float:
+    """Standard error of a Gen. PPL at the data's entropy: that of the samples and, where it is known, of training."""
+    return math.hypot(at["se"], at.get("training_se") or 0.0)
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -77,7 +98,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         row["system"],
         str(row["nfe"]),
-        "never there" if at["gen_ppl"] is None else number(at["gen_ppl"], at["se"]),
+        "never there" if at["gen_ppl"] is None else number(at["gen_ppl"], error_of(at)) + _seeds(at),
         "inf" if default["gen_ppl"] is None else number(default["gen_ppl"], default["gen_ppl_se"]),
         number(default["entropy"], default["entropy_se"]),
         "-" if default["valid"] is None else number(default["valid"], default["valid_se"]),
@@ -87,6 +108,10 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['parameters']:,}",
         f"{row['parameters_without_table']:,}",
     ]
+
+
+def _seeds(at: Mapping[str, Any]) -> str:
+    return " (2 seeds)" if at.get("training_se") is not None else ""
 
 
 def at_budget(table: Sequence[dict[str, Any]], nfe: int) -> list[dict[str, Any]]:
@@ -104,13 +129,13 @@ def ratio(table: Sequence[dict[str, Any]], to: str = "") -> tuple[Estimate, str]
     best = to or min(others, key=lambda name: others[name], default="")
     if OURS not in there or best not in there:
         return None
-    return quotient(there[OURS], there[best]["gen_ppl"], there[best]["se"]), best
+    return quotient(there[OURS], there[best]["gen_ppl"], error_of(there[best])), best
 
 
 def quotient(ours: Mapping[str, Any], value: float, error: float) -> Estimate:
     """Our Gen. PPL at the data's entropy over another one."""
     share = ours["gen_ppl"] / value
-    return Estimate(share, share * math.hypot(ours["se"] / ours["gen_ppl"], error / value), 0)
+    return Estimate(share, share * math.hypot(error_of(ours) / ours["gen_ppl"], error / value), 0)
 
 
 def verdict(table: Sequence[dict[str, Any]]) -> list[str]:
@@ -200,5 +225,6 @@ def write_comparison(study: Study, results: Sequence[SystemResult], corpus: str)
     files.write_json(folder / "table.json", summary)
     files.write_text(folder / "table.md", markdown(table, {"corpus": corpus, "about": about}, objective))
     for nfe, figure in figures.items():
-        pages.write_frontier(figure, folder, f"frontier-nfe{nfe}")
+        firsts = {label: points for label, points in figure.curves.items() if "@" not in label}
+        pages.write_frontier(replace(figure, curves=firsts), folder, f"frontier-nfe{nfe}")
     return summary

@@ -15,12 +15,24 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError
 from convergeflow.model.backbone import Norm, rotate
+from convergeflow.model.views import WHOLE
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
-from convergeflow.systems.rival import TEMPERATURES, Rival, RivalConfig, Run, Table, token_losses, zero_linear
+from convergeflow.systems.rival import (
+    TEMPERATURES,
+    Rival,
+    RivalConfig,
+    Run,
+    Table,
+    start_head,
+    token_losses,
+    words_before,
+    zero_linear,
+)
 
 Memory = list[tuple[Tensor, Tensor]]
-"""Keys and values [B, H, P, K] of each layer at the P words so far."""
+"""Keys and values [B, H, P, K] of each layer at the P words so far; before them, if the inputs of the words before are
+mixed in, those of the last words [B, reach, D], twice."""
 
 
 class CausalBlock(nn.Module):
@@ -58,21 +70,31 @@ class CausalNetwork(nn.Module):
     def __init__(self, config: RivalConfig) -> None:
         super().__init__()
         self.embedding = Table(config.vocabulary + 1, config.width)
+        self.before = words_before(config)
         self.blocks = nn.ModuleList(
             CausalBlock(config.width, config.heads, config.dropout) for _ in range(config.depth)
         )
         self.norm_final = Norm(config.width)
         self.head = zero_linear(config.width, config.vocabulary)
+        start_head(self.head, self.embedding.weight, config.head_start)
 
     def forward(self, tokens: Tensor, past: Memory | None = None) -> tuple[Tensor, Memory]:
-        x = self.embedding(tokens)
-        cache: Memory = []
-        for i, block in enumerate(self.blocks):
-            x, kept = block(x, None if past is None else past[i])
+        x, cache = self._inputs(tokens, past)
+        for block in self.blocks:
+            x, kept = block(x, None if past is None else past[len(cache)])
             cache.append(kept)
         x = self.norm_final(x)
         with torch.autocast(x.device.type, enabled=False):
             return self.head(x.to(self.head.weight.dtype)), cache
+
+    def _inputs(self, tokens: Tensor, past: Memory | None) -> tuple[Tensor, Memory]:
+        """What the first block reads, and the beginning of the memory."""
+        x = self.embedding(tokens)
+        if self.before is None:
+            return x, []
+        words = x if past is None else torch.cat([past[0][0], x], dim=1)
+        last = words[:, -self.before.reach :]
+        return x + self.before(words, WHOLE)[:, -x.shape[1] :], [(last, last)]
 
 
 class AutoregressiveModel(Rival):

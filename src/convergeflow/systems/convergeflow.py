@@ -77,7 +77,7 @@ class ConvergeFlowModel(LanguageModel):
     config_class: ClassVar[type[ConvergeFlowConfig]] = ConvergeFlowConfig
     config: ConvergeFlowConfig
     network: FlowNetwork
-    bound_kind = "variational diffusion bound"
+    bound_kind: str | None = "variational diffusion bound"
 
     def __init__(self, config: ConvergeFlowConfig) -> None:
         super().__init__(config)
@@ -163,7 +163,7 @@ class ConvergeFlowModel(LanguageModel):
         with self.evaluating():
             return fixed_noise_report(self.network, self.schedule, rounded, tokens, draws, self.config.block_length)
 
-    def bound(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 32, **how: Any) -> Bound:
+    def bound_of_ids(self, tokens: Tensor, *, draws: RowDraws, repeats: int = 32, **how: Any) -> Bound:
         """The bound of `likelihood.py` in nats per token; `how` as there."""
         how.setdefault("block_length", self.config.block_length)
         with self.evaluating():
@@ -177,6 +177,8 @@ class ConvergeFlowModel(LanguageModel):
                 f"{self.method} has no control {next(iter(controls))!r} of its own; its controls are options"
             )
         chosen = settings(self.schedule, self.config.preset)
+        if "decode" not in given and self.network.predictor == "direct":  # it has no weights to read tokens off
+            chosen = replace(chosen, decode=self.network.head.rule)
         return {"settings": chosen if length is None or "nfe" in given else self.with_enough_calls(chosen, length)}
 
     def bind(self) -> NetworkPredictor:

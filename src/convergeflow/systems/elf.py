@@ -20,10 +20,11 @@ from torch.nn import functional
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, TrunkShape
 from convergeflow.model.small_scale import open_gates
+from convergeflow.model.views import WHOLE
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.protocol import Stage
-from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, zero_linear
+from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, words_before, zero_linear
 
 ENCODERS = ("embedded", "t5")
 TIME_LAW = (-1.5, 0.8)
@@ -98,6 +99,18 @@ class T5Encoder:
         return model(input_ids=tokens).last_hidden_state.float() / self.config.encoder_deviation  # type: ignore[no-any-return]
 
 
+class Widen(nn.Linear):
+    """To the trunk's width, with the words before mixed in if the configuration asks for it."""
+
+    def __init__(self, inputs: int, config: RivalConfig) -> None:
+        super().__init__(inputs, config.width)
+        self.before = words_before(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return h if self.before is None else h + self.before(h, WHOLE)
+
+
 class ElfNetwork(nn.Module):
     """(z, earlier prediction, t, guidance, mode) -> (x prediction [B, L, latent], token logits [B, L, V])."""
 
@@ -106,7 +119,7 @@ class ElfNetwork(nn.Module):
         latent, width = config.latent, config.width
         self.join = nn.Linear(2 * latent, latent)
         self.narrow = nn.Linear(latent, min(128, latent), bias=False)
-        self.widen = nn.Linear(min(128, latent), width)
+        self.widen = Widen(min(128, latent), config)
         self.guidance = NoiseLevelEmbedding(config.condition_width)
         self.guidance_out = nn.Linear(config.condition_width, width)
         self.prefix = nn.Parameter(0.02 * torch.randn(2 * PREFIX, width))

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from convergeflow import files
 from convergeflow.errors import UserError
-from convergeflow.flow.guidance import Controls
+from convergeflow.flow.guidance import GUIDANCE, Controls
 from convergeflow.sampling.settings import Freeze, Settings
 
 if typing.TYPE_CHECKING:
@@ -24,21 +25,39 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
     from convergeflow.sampling.plan import preset_for
 
     given = {name: value for name, value in given.items() if value is not None and value is not False}
-    preset = given.pop("preset", default)
-    base = Settings() if preset is None else preset
+    named = given.pop("preset", None)
+    base = default if named is None else named
+    base = Settings() if base is None else base
     if not isinstance(base, Settings):
         base = preset_for(base, schedule, nfe=given.get("nfe"))
+    if named is None and given.get("self_condition", "recursive") != "recursive":
+        base = replace(base, controls=Controls())  # nobody asked for the refinements of the model's own preset
     everywhere = given.pop("schedule", None)
     if everywhere is not None:
         given = dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
     controls = {f.name: given.pop(f.name) for f in fields(Controls) if f.name in given}
-    controls = {name: value.upper() if isinstance(value, str) else value for name, value in controls.items()}
+    controls = {name: _registered(value) for name, value in controls.items()}
     limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
     if limits and not given.get("freeze"):
         raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
     if given.get("freeze"):
         given["freeze"] = Freeze(**limits)
     return replace(base, controls=replace(base.controls, **controls), **given)
+
+
+def tuned(path: str) -> Settings:
+    """Settings from a file that `convergeflow tune` wrote. A client of a server must not name one."""
+    values = files.read_json(path, fix="`convergeflow tune` makes such files")
+    try:
+        found: Settings = files.check_type(values["settings"], Settings)
+    except (UserError, KeyError, TypeError) as wrong:
+        raise UserError(f"{path} holds no settings of `convergeflow tune` ({wrong})") from None
+    return found
+
+
+def _registered(value: Any) -> Any:
+    """A guidance schedule as it is registered: the paper's letters may be written small."""
+    return value.upper() if isinstance(value, str) and value not in GUIDANCE else value
 
 
 def declared() -> Iterator[tuple[str, Any, str, Any]]:

@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError
 from convergeflow.model.fused import Weighted, weigh
+from convergeflow.model.views import WHOLE
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
-from convergeflow.systems.rival import Rival, RivalConfig, Run, trunk, zero_linear
+from convergeflow.systems.rival import Rival, RivalConfig, Run, trunk, words_before, zero_linear
 
 STATISTICS_DECAY = 0.997
 KERNEL_RAMP = 0.05
@@ -97,6 +98,7 @@ class PlaidNetwork(nn.Module):
         self.embedding = UnitTable(config.vocabulary, D)
         self.enter = nn.Linear(D, config.width, bias=False)
         self.enter_condition = zero_linear(D, config.width, bias=False)
+        self.before = words_before(config)
         self.backbone = trunk(config)
         self.head = zero_linear(config.width, config.vocabulary)
 
@@ -106,6 +108,7 @@ class PlaidNetwork(nn.Module):
         dtype = self.enter.weight.dtype
         with torch.autocast(z.device.type, enabled=False):
             h = self.enter((z * scale).to(dtype)) + self.enter_condition(D**0.5 * condition.to(dtype))
+            h = h if self.before is None else h + self.before(h, WHOLE)
         return self.backbone(h, at.gamma)
 
 

@@ -1,6 +1,8 @@
-"""Known text for samples, a prompt or a text with gaps, as tokens that the sampler holds fixed."""
+"""Known text for samples, a prompt or a text with gaps, as tokens that the sampler holds fixed, and gaps marked."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -35,6 +37,7 @@ def known_text(
         if number:
             tokens += [0] * gap
             known += [False] * gap
+        tokenizer.check_known(piece)
         found = tokenizer.encode(piece.strip() if tokenizer.kind == "word" else piece)
         tokens += found
         known += [True] * len(found)
@@ -49,3 +52,37 @@ def followed_by_unknown(clamp: Clamp, length: int) -> Clamp:
     if missing < 0:
         raise UserError(f"the known text has {len(clamp.tokens)} tokens, more than `length` {length}")
     return Clamp(*(torch.cat([part, part.new_zeros(missing)]) for part in (clamp.tokens, clamp.known)))
+
+
+Span = tuple[int, int]
+"""The first token of a gap, and the one behind its last."""
+
+
+def gaps_of(clamp: Clamp) -> tuple[Span, ...]:
+    """Where a text with gaps has its gaps."""
+    spans: list[Span] = []
+    for place in (~clamp.known).nonzero().flatten().tolist():
+        if spans and spans[-1][1] == place:
+            spans[-1] = (spans[-1][0], place + 1)
+        else:
+            spans.append((place, place + 1))
+    return tuple(spans)
+
+
+def place_of(tokenizer: Tokenizer, ids: Sequence[int], number: int, text: str) -> int:
+    """Where the token of a number begins in the text of ids: a text grows token by token."""
+    before = tokenizer.decode(ids[:number])
+    pairs = enumerate(zip(before, text, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(before), len(text)))
+
+
+def marked(tokenizer: Tokenizer, ids: Sequence[int], gaps: Iterable[Span]) -> str:
+    """The text of a sample, with what fills the gaps in [brackets]."""
+    text, done, parts = tokenizer.decode(ids), 0, []
+    for span in gaps:
+        first, last = (place_of(tokenizer, ids, edge, text) for edge in span)
+        filling = text[first:last]
+        space = filling[: len(filling) - len(filling.lstrip())]
+        parts += [text[done:first], space, f"[{filling[len(space) :]}]"]
+        done = last
+    return "".join([*parts, text[done:]])

@@ -21,21 +21,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from convergeflow.data.provenance import FILE as TRAINED_ON
+from convergeflow.data.provenance import TrainedOn, recalled
 from convergeflow.data.tokenizer import Tokenizer
-from convergeflow.device import Precision, precision_of, trunk_autocast
+from convergeflow.device import Precision, dtype_named, precision_of, too_short, trunk_autocast
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import write_json
 from convergeflow.flow.schedule import Schedule
 from convergeflow.objective.losses import Loss
-from convergeflow.randomness import RowDraws
+from convergeflow.plugins import Registry
+from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.integration import default_batch
 from convergeflow.sampling.settings import Settings
+from convergeflow.systems import class_of_type
 from convergeflow.systems.config import CONFIG_FILE, SystemConfig, read_config
 from convergeflow.systems.finite import check_weights
+from convergeflow.systems.hub import hub_folder
 
 if TYPE_CHECKING:
     from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 WEIGHTS_FILE = "model.safetensors"
+CARD_FILE = "card.md"
 MOST_CALLS = 100_000
 """Network calls per sample; the paper makes 1024 at most."""
 
@@ -55,6 +62,8 @@ class Samples:
     texts: list[str] | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)
     """Per-sample tensors by name, such as final logits or the agreement of the token rules."""
+    marked: list[str] | None = None
+    """The texts of an infill, with what fills its gaps in [brackets]."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,28 @@ class Bound:
     draws: int
     kind: str
     tokens: int
+    nats: tuple[float, ...] = ()
+    """Of each sequence or text, over all its tokens."""
 
     @classmethod
     def of(cls, rows: Tensor, draws: int, kind: str, tokens: int) -> Bound:
         """From one number per sequence, with the standard error over sequences."""
         error = float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else float("nan")
-        return cls(float(rows.mean()), error, draws, kind, tokens)
+        nats = tuple((rows.double() * (tokens / len(rows))).tolist())
+        return cls(float(rows.mean()), error, draws, kind, tokens, nats)
+
+
+def streams(seed: int, rows: int) -> RowDraws:
+    """The noise of a bound: a stream per row."""
+    return RowDraws([derive_seed(seed, "bound", row) for row in range(rows)])
+
+
+LATER: Registry[Callable[..., Any]] = Registry(
+    "way on from a model",
+    "ways",
+    {"finetune": "convergeflow.training.finetune:finetune", "push_to_hub": "convergeflow.interop.hub:push_to_hub"},
+)
+"""What a model can do that belongs to rooms behind this one."""
 
 
 class Stage(Protocol):
@@ -146,7 +171,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Tokenizer | None = None
-        """Set by `zoo.load_model` if the folder holds one; generation gives ids only without it."""
+        """Of the folder that the model came from, if it holds one; without it samples are ids alone."""
+        self.card: str | None = None
+        """What is known of the training, as a page of Markdown."""
+        self.trained_on: TrainedOn | None = None
+        """What the folder says of its training text; real text that contradicts it must not judge this model."""
 
     @property
     def device(self) -> torch.device:
@@ -206,10 +235,24 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def bound(
-        self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8, progress: Callable[[int], None] = lambda done: None
+        self, text: Tensor | str | Sequence[str], *, seed: int = 0, draws: RowDraws | None = None, **how: Any
     ) -> Bound:
-        """An upper bound on -log p of `tokens` [n, L] from `repeats` noise levels a row, if there is a `bound_kind`."""
-        raise UserError(f"{self.method} has no likelihood bound")
+        """An upper bound on -log p of texts, or of token ids [n, L], in nats per token.
+
+        A text longer than the model's sequences is cut into such, and each is bounded for itself. The noise comes from
+        `seed`, or from `draws` with a stream per row of ids. `repeats` is the number of noise levels a row.
+        """
+        if self.bound_kind is None:
+            raise UserError(f"{self.method} has no likelihood bound")
+        if isinstance(text, Tensor):
+            return self.bound_of_ids(text, draws=draws or streams(seed, len(text)), **how)
+        from convergeflow.systems.texts import bound_of_texts
+
+        return bound_of_texts(self, [text] if isinstance(text, str) else list(text), seed, **how)
+
+    def bound_of_ids(self, tokens: Tensor, *, draws: RowDraws, **how: Any) -> Bound:
+        """The bound of `tokens` [n, L], where a system has a `bound_kind`; `how` has `repeats` and `progress`."""
+        raise NotImplementedError
 
     def sampling_arguments(
         self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
@@ -237,9 +280,43 @@ class LanguageModel(nn.Module):
         """
         raise NotImplementedError
 
-    def generate(self, num: int = 1, *, length: int | None = None, seed: int = 0, **options: Any) -> Samples:
-        """`num` samples with seeds seed, seed + 1, ...; options as in `sample`."""
-        return self.sample(num, length or self.config.length, seeds=range(seed, seed + num), **options)
+    def generate(
+        self,
+        num: int = 1,
+        *,
+        prompt: str | None = None,
+        infill: str | None = None,
+        gap: int = 4,
+        length: int | None = None,
+        seed: int = 0,
+        preset: str | None = None,
+        **options: Any,
+    ) -> Samples:
+        """`num` samples with seeds seed, seed + 1, ..., as the command `generate` makes them.
+
+        `prompt` is text that they start with; in `infill` every ___ stands for `gap` tokens to be filled. Without a
+        word about sampling the model's own preset is used. Options are those of the command: nfe=32, refine=4,
+        temperature=0.5, ..., or `settings` as a whole. `observe` watches the flow, `batch` is how many share a call.
+        """
+        from convergeflow.systems.generation import generate
+
+        asked = {"preset": preset, **options}
+        return generate(self, num, seed, prompt=prompt, infill=infill, gap=gap, length=length, options=asked)
+
+    def finetune(self, texts: str | Path | Sequence[str | Path], *, out: str | Path, **how: Any) -> LanguageModel:
+        """A copy that went on learning from `texts` (files, folders or the texts themselves): see `docs/api.md`."""
+        return LATER["finetune"](self, texts, out=out, **how)
+
+    def push_to_hub(self, name: str, **how: Any) -> str:
+        """Put model, tokenizer, preset and card on the hub as `owner/name`; returns its address: see `docs/hub.md`."""
+        return LATER["push_to_hub"](self, name, **how)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Every `to`, `half` and `double` comes here: weights are float32 or float64, whatever a pass computes in."""
+        found = fn(torch.empty(0, dtype=torch.float32)).dtype
+        if found.itemsize < 4:
+            raise too_short(found)
+        return super()._apply(fn, recurse)
 
     def _check_request(self, num: int, length: int, seeds: Sequence[int], nfe: int) -> None:
         if len(seeds) != num:
@@ -267,12 +344,23 @@ class LanguageModel(nn.Module):
         write_tensors(folder / WEIGHTS_FILE, self.state_dict() if state_dict is None else state_dict)
         if self.tokenizer is not None:
             self.tokenizer.save(folder)
+        if self.card is not None:
+            (folder / CARD_FILE).write_text(self.card, encoding="utf-8")
+        if self.trained_on is not None:
+            write_json(folder / TRAINED_ON, self.trained_on)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load a checkpoint folder in float32, ready for use."""
-        folder = Path(folder)
+    def from_pretrained(
+        cls, folder: str | Path, *, revision: str | None = None, dtype: torch.dtype | str | None = None
+    ) -> Self:
+        """Load a checkpoint folder, or the hub's `owner/name`, with its tokenizer, ready for use.
+
+        `dtype` is float32, or float64 to compute in it throughout. `LanguageModel` itself loads any system.
+        """
+        folder = hub_folder(str(folder), revision) if not Path(folder).exists() else Path(folder)
         values = read_config(folder)
+        if cls is LanguageModel:
+            return class_of_type(values["model_type"]).from_pretrained(folder, dtype=dtype)  # type: ignore[return-value]
         if values["model_type"] != cls.model_type():
             raise UserError(
                 f"{folder} holds a model of type {values['model_type']!r}, not {cls.model_type()!r} (see `convergeflow "
@@ -287,7 +375,20 @@ class LanguageModel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             model = cls(config)
         model.load_strictly(weights, folder)
-        return model.eval()
+        model.take_companions(folder)
+        return model.to(dtype_named(dtype)).eval()
+
+    def take_companions(self, folder: Path) -> None:
+        """What lies beside the weights: the tokenizer, the card, and what is known of the training text."""
+        self.trained_on = recalled(folder)
+        if (folder / CARD_FILE).is_file():
+            self.card = (folder / CARD_FILE).read_text(encoding="utf-8")
+        if (folder / "tokenizer.json").is_file():
+            self.tokenizer = Tokenizer.load(folder)
+            if self.tokenizer.size > self.config.vocabulary:
+                raise UserError(
+                    f"the tokenizer in {folder} has {self.tokenizer.size} tokens, the model {self.config.vocabulary}"
+                )
 
     def load_strictly(self, weights: Mapping[str, Tensor], source: str | Path) -> None:
         """Take over weights with exactly the own names and shapes; `source` is named in the error."""

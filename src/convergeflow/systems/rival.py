@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
-from convergeflow.model.small_scale import open_gates
+from convergeflow.model.small_scale import Neighbours, open_gates
+from convergeflow.model.views import WHOLE
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.cohort import Observer
@@ -40,6 +41,10 @@ class RivalConfig(SystemConfig):
 
     gate_init: float = 0.0
     """Start value of the residual gates; an opened gate lets attention learn sooner."""
+    words_before: int = 0
+    """Mix the inputs of this many preceding positions into each position's (the flows' `neighbours`)."""
+    head_start: float = 0.0
+    """Start the head at this multiple of the token table, in rows of mean square 1 (the flows' `head_init`)."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,15 @@ class TokenNetwork(nn.Module):
     def __init__(self, config: RivalConfig, *, inputs: int, outputs: int) -> None:
         super().__init__()
         self.embedding = Table(inputs, config.width)
+        self.before = words_before(config)
         self.backbone = trunk(config)
         self.head = zero_linear(config.width, outputs)
+        start_head(self.head, self.embedding.weight, config.head_start)
 
     def forward(self, inputs: Tensor, level: Tensor, positions: Tensor | None = None) -> Tensor:
         """`level` [B] is what the trunk is told; with `positions` (a mask on the CPU) the head runs on those, flat."""
-        h = self.backbone(self.embedding(inputs), level)
+        h = self.embedding(inputs)
+        h = self.backbone(h if self.before is None else h + self.before(h, WHOLE), level)
         h = h if positions is None else h[positions]
         with torch.autocast(h.device.type, enabled=False):
             return self.head(h.to(self.head.weight.dtype))
@@ -92,6 +100,19 @@ def trunk(config: RivalConfig) -> Backbone:
     backbone = Backbone(config)
     open_gates(backbone, config.gate_init)
     return backbone
+
+
+def words_before(config: RivalConfig) -> Neighbours | None:
+    """The layer that shows each position the inputs before it, if the configuration asks for it."""
+    return Neighbours(config.width, config.words_before) if config.words_before else None
+
+
+@torch.no_grad()
+def start_head(head: nn.Linear, table: Tensor, start: float) -> None:
+    """Start a head along the rows of the token table; 0 leaves it as it is."""
+    if start:
+        rows = table[: len(head.weight)]
+        head.weight.copy_(start * rows / rows.square().mean().sqrt())
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -171,12 +192,11 @@ class Rival(LanguageModel):
             return report
 
     @torch.no_grad()
-    def bound(
+    def bound_of_ids(  # type: ignore[override]
         self, tokens: Tensor, *, draws: RowDraws, repeats: int = 8, progress: Callable[[int], None] = lambda done: None
     ) -> Bound:
         """An upper bound on -log p(tokens) in nats per token: `repeats` stratified times per row."""
-        if self.bound_kind is None:
-            return super().bound(tokens, draws=draws)  # refuses
+        assert self.bound_kind is not None
         repeats = 1 if self.bound_kind == "exact" else repeats  # nothing is drawn then
         found = []
         with self.evaluating():

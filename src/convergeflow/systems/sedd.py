@@ -141,6 +141,8 @@ class SeddAbsorbModel(SeddModel):
 class SeddUniformConfig(RivalConfig):
     smallest_noise: float = 1e-4
     largest_noise: float = 20.0
+    log_level: bool = False
+    """Tell the trunk log sigma. The published networks are told sigma, whose small values all look alike."""
 
 
 class SeddUniformModel(SeddModel):
@@ -158,7 +160,8 @@ class SeddUniformModel(SeddModel):
         return self.sigma(tau) * math.log(self.config.largest_noise / self.config.smallest_noise)
 
     def log_scores(self, x: Tensor, sigma: Tensor) -> Tensor:
-        return self.network(x, sigma).float().scatter(-1, x[..., None], 0.0)
+        level = sigma.log() if self.config.log_level else sigma
+        return self.network(x, level).float().scatter(-1, x[..., None], 0.0)
 
     def corrupted(self, tokens: Tensor, sigma: Tensor, draws: RowDraws) -> Tensor:
         """With probability 1 - e^-sigma a token becomes a uniform one, possibly itself."""

@@ -1,7 +1,7 @@
 """What a training run is: one typed, frozen record, read from a recipe and changed by `key.sub=value`.
 
-Every value has an origin (default, size, recipe or command line) that can be printed. An unknown key or an impossible
-value is refused with one line that names the key and the nearest known name; nothing is accepted in silence.
+Every value has an origin (default, size, recipe, corpus or command line) that can be printed. An unknown key or an
+impossible value is refused with one line that names the key and the nearest known name; nothing is accepted in silence.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -28,12 +29,13 @@ from pydantic import (
     model_validator,
 )
 
+from convergeflow.data.corpus import Corpus
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.schedule import SCHEDULES
 from convergeflow.model import SIZES
 from convergeflow.systems import METHODS, OURS
 from convergeflow.systems.config import SystemConfig
-from convergeflow.training.recipes import apply_overrides, leaves, parse_override, put, read_recipe
+from convergeflow.training.recipes import leaves, parse_override, put, read_recipe
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -246,6 +248,8 @@ class RunConfig(Section):
     accumulate: PositiveInt = 1
     """Parts into which each process cuts its share of the batch."""
     ema: EmaConfig = EmaConfig()
+    table: Literal["random", "contexts"] = "random"
+    """How the token table starts: at random, or turned towards tokens that stand in the same places of the text."""
     seed: NonNegativeInt = 0
     device: str = "auto"
     """A name that `device.choose_device` knows; `auto` takes the fastest device present."""
@@ -272,7 +276,7 @@ class RunConfig(Section):
     distill: DistillConfig | None = None
     """A teacher, for `convergeflow distill`; None trains on text."""
 
-    _later = ("keep_every", "distill")
+    _later = ("keep_every", "table", "distill")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
@@ -346,19 +350,87 @@ def renewed(values: Mapping[str, Any]) -> dict[str, Any]:
     return from_dict(values).to_dict()
 
 
+Origins = dict[tuple[str, ...], str]
+"""Path of a value -> where it comes from."""
+
+
+def scaled(config: RunConfig, steps: int) -> RunConfig:
+    """The same run in `steps` steps: every stage with its warm-up in proportion, and at least one step of each."""
+    if steps < len(config.stages):
+        raise UserError(f"{len(config.stages)} stages need at least {len(config.stages)} steps, not {steps}")
+    return refitted(config, 0, steps)
+
+
+def refitted(config: RunConfig, step: int, left: int) -> RunConfig:
+    """The same run with `left` steps behind step `step`: what was left of every stage in proportion, one at least."""
+    index, local = config.stage_at(step)
+    rest = [stage.steps - (local if number == index else 0) for number, stage in enumerate(config.stages)][index:]
+    left = max(left, len(rest))
+    ratio = left / sum(rest)
+    counts = [max(1, int(number * ratio)) for number in rest]
+    # What rounding left over goes to the stages that lost most by it; what it gave too much, the longest one gives.
+    for place in sorted(range(len(rest)), key=lambda place: counts[place] - rest[place] * ratio):
+        if sum(counts) < left:
+            counts[place] += 1
+    counts[counts.index(max(counts))] -= sum(counts) - left
+    values = config.to_dict()
+    for number, (stage, count) in enumerate(zip(values["stages"][index:], counts, strict=True)):
+        done = local if number == 0 else 0
+        # A warm-up that is behind stays as it was: the rate is that of the step.
+        warmup = stage["warmup"] if 0 < stage["warmup"] <= done else round(stage["warmup"] * ratio)
+        stage |= {"steps": done + count, "warmup": min(done + count, warmup)}
+    return from_dict(values)
+
+
+def mark_scaled(config: RunConfig, given: Origins) -> Origins:
+    """The origins of a configuration whose stages were scaled."""
+    fitted = [("stages", str(number), key) for number in range(len(config.stages)) for key in ("steps", "warmup")]
+    return given | dict.fromkeys(fitted, "scaled")
+
+
+def assembled(values: dict[str, Any], overrides: Sequence[str], said: str) -> tuple[dict[str, Any], Origins]:
+    """Values with overrides written into them, and where each value comes from: `said`, the corpus, the command line.
+
+    What the values say about a corpus of their own gives way to a corpus that an override names.
+    """
+    given: Origins = dict.fromkeys((path for path, _ in leaves(values)), said)
+    changes = [parse_override(text) for text in overrides]
+    for path, value in changes:
+        if path in (("corpus", "name"), ("corpus", "paths")):
+            given |= dict.fromkeys(_give_way(values, path[1], value), "the corpus")
+    for path, value in changes:
+        changed = put(values, path, value)
+        given |= {path: "command line" for path, _ in leaves(values) if path[: len(changed)] == changed}
+    return values, given
+
+
+def _give_way(values: dict[str, Any], key: str, named: Any) -> list[tuple[str, ...]]:
+    """Make room in a recipe's `corpus` for another one; a prepared corpus says its own length and vocabulary."""
+    corpus = values.setdefault("corpus", {})
+    if not isinstance(corpus, dict):
+        return []  # refused later, by name
+    if key == "name":
+        corpus.pop("paths", None)
+    single = named[0] if isinstance(named, list) and len(named) == 1 else named
+    if single == "stories":
+        corpus.pop("tokenizer", None)
+        corpus.pop("vocabulary", None)
+    if not isinstance(single, str) or not (Path(single) / "manifest.json").is_file():
+        return []
+    for decided in ("tokenizer", "blocks", "heldout_blocks"):
+        corpus.pop(decided, None)
+    prepared = Corpus.open(single)
+    corpus |= {"vocabulary": prepared.vocabulary, "length": prepared.length}
+    return [("corpus", "vocabulary"), ("corpus", "length")]
+
+
 def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """A recipe (or a YAML file) with overrides applied."""
-    return from_dict(apply_overrides(read_recipe(recipe), overrides))
+    return from_dict(assembled(read_recipe(recipe), overrides, f"recipe {recipe}")[0])
 
 
-def origins(recipe: str, overrides: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
-    """(key, value, where the value comes from) for every value of the resolved configuration."""
-    raw = read_recipe(recipe)
-    given = dict.fromkeys((path for path, _ in leaves(raw)), f"recipe {recipe}")
-    for text in overrides:
-        changed = put(raw, *parse_override(text))
-        given |= {path: "command line" for path, _ in leaves(raw) if path[: len(changed)] == changed}
-    config = from_dict(raw)
+def origins(config: RunConfig, given: Origins) -> list[tuple[str, Any, str]]:
+    """(key, value, where the value comes from) for every value of a configuration; what was not given is a default."""
 
     def origin(path: tuple[str, ...]) -> str:
         of_size = config.model.size is not None and path[0] == "model" and path[1] in SIZES["test"]

@@ -38,9 +38,9 @@ def draw_curve(run: Path, target: Path) -> None:
 def _draw_losses(axis: Any, steps: list[dict[str, Any]]) -> None:
     for number, stage in enumerate(dict.fromkeys(record["stage"] for record in steps)):
         part = [record for record in steps if record["stage"] == stage]
-        smooth, value = [], part[0]["loss"]
+        smooth, value = [], journal.shown_loss(part[0])
         for record in part:
-            value += (record["loss"] - value) * 0.05
+            value += (journal.shown_loss(record) - value) * 0.05
             smooth.append(value)
         axis.plot([record["step"] for record in part], smooth, color=f"C{number}", label=f"stage {stage}")
     axis.set_xlabel("step")

@@ -56,9 +56,10 @@ def memory(config: RunConfig, model: LanguageModel, worlds: tuple[int, ...] = WO
     made the gathered weights too, and with `accumulate` the whole gradients that wait for their exchange.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained, once, per_token = _most_trained(config, model), 0.0, 0.0
+    trained, once, per_token = 0, 0.0, 0.0
     for stage in config.stages:
-        model.enter_stage(stage)
+        model.enter_stage(stage)  # a stage may need that the one before it has made a step
+        trained = max(trained, _trained(model))
         # What grows with the tokens, and what does not: a table that is learned is kept as it was normalised.
         few, more = (_kept_bytes(config, model, tokens) for tokens in COUNTED_TOKENS)
         slope = (more - few) / (COUNTED_TOKENS[1] - COUNTED_TOKENS[0])
@@ -87,8 +88,12 @@ def _most_trained(config: RunConfig, model: LanguageModel) -> int:
     numbers = []
     for stage in config.stages:
         model.enter_stage(stage)
-        numbers.append(sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad))
+        numbers.append(_trained(model))
     return max(numbers)
+
+
+def _trained(model: LanguageModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _kept_bytes(config: RunConfig, model: LanguageModel, length: int) -> int:
@@ -173,7 +178,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
             if step:  # the first one warms up
                 seconds = min(seconds, time.perf_counter() - begin)
                 peak = max(peak, peak_bytes())
-        learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        learned = _trained(model)
         moments = sum(value.numel() * value.element_size() for value in optimizer.state().values())
         trained, state = max(trained, learned), max(state, 4 * (2 * parameters + learned) + moments)
         # Rows are split over the processes by data parallelism.

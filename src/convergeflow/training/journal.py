@@ -98,6 +98,11 @@ def _open_board(folder: Path) -> Any:
     return SummaryWriter(str(folder / BOARD))
 
 
+def shown_loss(numbers: dict[str, Any]) -> float:
+    """The loss of a step for people: without the fit of the noise schedule, which is minimised beside it."""
+    return float(numbers["ce"] if "schedule_fit" in numbers else numbers["loss"])
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a journal; a last line cut short by a crash is left out."""
     found: list[dict[str, Any]] = []

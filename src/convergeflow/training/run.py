@@ -21,9 +21,10 @@ from convergeflow import files
 from convergeflow.data.corpus import Corpus
 from convergeflow.device import choose_device
 from convergeflow.errors import UserError
+from convergeflow.model.network import Shape
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import checkpoint, journal
-from convergeflow.training.build import build_model, introduce, load_weights, open_corpus
+from convergeflow.training.build import build_model, introduce, load_weights, open_corpus, tell_frequencies
 from convergeflow.training.card import write_card
 from convergeflow.training.config import RunConfig, from_dict
 from convergeflow.training.estimate import check_memory
@@ -129,7 +130,7 @@ def train(
     accelerator: Accelerator | None = None,
     build: Build = build_model,
 ) -> TrainingEnd:
-    """Run a configuration into `out`; afterwards `out/model` holds the averaged model if the run was finished."""
+    """Run a configuration into `out`; afterwards `out/model` holds the averaged model, unless a signal stopped it."""
     reporter = reporter or Reporter()
     if config.distill is not None and build is build_model:
         raise UserError(
@@ -140,7 +141,7 @@ def train(
     if out.exists() and not out.is_dir():
         raise UserError(f"`out` {out} is a file, not a folder")
     if not resume:
-        _refuse_other_files(out)
+        refuse_other_files(out)
     accelerator = accelerator or make_accelerator(config)
     check_memory(config, world=accelerator.num_processes)
     try:
@@ -155,13 +156,29 @@ def train(
         raise
 
 
-def _refuse_other_files(out: Path) -> None:
+def refuse_other_files(out: Path) -> None:
     """A new run takes an empty place: whatever else is there is somebody's, and would be overwritten."""
     if (out / RUN_FILE).exists():
         raise UserError(f"{out} already holds a run: add `resume` to go on with it, or choose another `out`")
     for name in OURS:
         if os.path.lexists(out / name):
             raise UserError(f"{out} has a {name} and no {RUN_FILE}, so it is no run of ours: choose another `out`")
+
+
+def _start_from(folder: Path, model: LanguageModel, corpus: Corpus, config: RunConfig, reporter: Reporter) -> None:
+    """Take over the weights of a checkpoint, with a new vocabulary if the corpus has another one."""
+    new = load_weights(model, folder, corpus.tokenizer)
+    if new is None:
+        return
+    learns = any(stage.learn_table for stage in config.stages)
+    if new and isinstance(config.model.system, Shape) and not learns:
+        raise UserError(
+            f"{new} tokens of the corpus are new to `init_from` {folder}, and no stage learns the table: set "
+            "learn_table in one, or prepare the text with the checkpoint's tokenizer"
+        )
+    tell_frequencies(model, corpus, config)  # those of the new text
+    known = corpus.vocabulary - new
+    reporter.note(f"new vocabulary: {known} of {corpus.vocabulary} tokens keep their rows, the others start fresh")
 
 
 def _train(
@@ -185,13 +202,13 @@ def _train(
     model = build(config, corpus.vocabulary)
     introduce(model, corpus, config)
     if init_from is not None:
-        load_weights(model, init_from)
+        _start_from(init_from, model, corpus, config, reporter)
     trainer = Trainer(config, model, corpus, out, accelerator=accelerator, reporter=None if quiet else reporter)
     if accelerator.is_main_process:
         files.write_json(out / RUN_FILE, config.to_dict())
     outcome = trainer.run(resume=resume)
-    if outcome.finished:
+    if outcome.usable:
         parameters = sum(parameter.numel() for parameter in trainer.blueprint.parameters())
-        card = write_card(config, corpus.fingerprint, parameters, outcome.step, outcome.evaluation)
+        card = write_card(trainer.config, corpus, parameters, outcome.step, outcome.evaluation)
         trainer.export(out / MODEL_FOLDER, card)
     return outcome

@@ -13,7 +13,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from convergeflow import files
-from convergeflow.data import stream
+from convergeflow.data import provenance, stream
 from convergeflow.data.corpus import Corpus
 from convergeflow.device import compiles
 from convergeflow.errors import ConvergeFlowError, UserError
@@ -33,11 +33,16 @@ from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.systems.protocol import LanguageModel, read_tensors, write_tensors
 from convergeflow.training import checkpoint, sharding, watch
 from convergeflow.training.ahead import Ahead
-from convergeflow.training.config import RunConfig
+from convergeflow.training.config import RunConfig, refitted
 from convergeflow.training.ema import WeightAverage
-from convergeflow.training.interrupt import StopRequest
-from convergeflow.training.journal import Journal
+from convergeflow.training.interrupt import StopRequest, seconds_left
+from convergeflow.training.journal import Journal, shown_loss
 from convergeflow.training.optimizer import StageOptimizer
+
+PACE_AFTER, PACE_EVERY = 10, 25
+"""A run that ends by the clock compares its pace with its plan after so many steps, and again every so many."""
+SLACK = (0.85, 1.3)
+"""So much of what is left may fit into the time before the plan is changed."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,13 @@ class TrainingEnd:
     finished: bool
     checkpoint: Path
     signal_number: int = 0
+    """Of the signal that stopped it."""
     evaluation: dict[str, float] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the run came to the end that was planned, by its steps or by its clock."""
+        return self.finished or not self.signal_number
 
 
 class Trainer:
@@ -156,27 +167,31 @@ class Trainer:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
         self.setup.reporter.advance(start)
-        total, step, saved = config.total_steps, start, start if resume else -1
-        clock, stage = _Clock(start), -1
-        read_ahead = Ahead(self._tokens, self.accelerator.device, total)
+        step, saved = start, start if resume else -1
+        clock, pace, stage = _Clock(start), _Clock(start), -1
+        read_ahead = Ahead(self._tokens, self.accelerator.device, config.total_steps)
         try:
             with StopRequest() as stop:
                 stopped = False
-                while step < total and not stopped:
-                    index, local = config.stage_at(step)
+                while step < self.config.total_steps and not stopped:
+                    index, local = self.config.stage_at(step)
                     if index != stage:
                         self._enter_stage(index, first=local == 0)
                         stage = index
-                    numbers, stopped = self._train_step(step, read_ahead(step), bool(stop.signal_number))
-                    if stopped and not stop.signal_number:
+                    asked = stop.asked
+                    numbers, stopped = self._train_step(step, read_ahead(step), asked)
+                    if stopped and not asked:
                         stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
                     step += 1
-                    last = step == total or config.stage_at(step)[0] != stage
+                    last = self._is_last(step, stage) or (stopped and not stop.signal_number)
                     logged = self._log(step, stage, numbers, clock, last)
-                    self._look(step, last)
-                    if last or stopped or step % config.checkpoint_every == 0:
+                    self._look(step, stage, last)
+                    changed = not (last or stopped) and self._keep_pace(step, pace)
+                    if last or stopped or changed or step % config.checkpoint_every == 0:
                         self._save(step)
                         saved = step
+                    if changed and self.accelerator.is_main_process:
+                        files.write_json(self.setup.out / "run.json", self.config.to_dict())
                     if logged:
                         clock.restart(step)  # leaves out looking and saving
                 number = stop.signal_number
@@ -185,7 +200,28 @@ class Trainer:
             if self.journal is not None:
                 self.journal.close()
         folder = self.setup.out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{saved:08d}"
-        return TrainingEnd(step, step == total, folder, 0 if step == total else number, self.evaluation)
+        finished = step == self.config.total_steps
+        return TrainingEnd(step, finished, folder, 0 if finished else number, self.evaluation)
+
+    def _is_last(self, step: int, stage: int) -> bool:
+        """Whether no further step of a stage follows."""
+        return step == self.config.total_steps or self.config.stage_at(step)[0] != stage
+
+    def _keep_pace(self, step: int, pace: _Clock) -> bool:
+        """In a run with an end by the clock: fit what is left of the stages into the time, if that is far off."""
+        made, left, planned = step - pace.step, seconds_left(), self.config.total_steps - step
+        if math.isinf(left) or (made != PACE_AFTER and made % PACE_EVERY):
+            return False
+        fits = int(left / pace.seconds_per_step(step))
+        if SLACK[0] * planned <= fits <= SLACK[1] * planned:
+            return False
+        self.setup = replace(self.setup, config=refitted(self.config, step, fits))
+        steps = {stage.name: stage.steps for stage in self.config.stages}
+        self._write({"step": step, "refitted": steps})
+        self.setup.reporter.advance(0, total=self.config.total_steps)
+        told = ", ".join(f"{name} {number}" for name, number in steps.items())
+        self.setup.reporter.note(f"step {step}: the machine has another pace than in the trial; steps now: {told}")
+        return True
 
     def _log(self, step: int, stage: int, numbers: dict[str, float], clock: _Clock, last: bool) -> bool:
         """Write down a step, if it is one to be written down."""
@@ -197,18 +233,17 @@ class Trainer:
         rate = self.config.batch * self.corpus.length / seconds
         if self.journal is not None:
             self.journal.time({"step": step, "seconds": seconds, "tokens_per_second": rate})
-        self.setup.reporter.advance(1, loss=round(numbers["loss"], 4), **{"tok/s": round(rate)})
+        self.setup.reporter.advance(1, loss=round(shown_loss(numbers), 4), **{"tok/s": round(rate)})
         return True
 
-    def _look(self, step: int, last: bool) -> None:
+    def _look(self, step: int, stage: int, last: bool) -> None:
         """Evaluate and sample, if it is time to."""
         config, shown = self.config, (self.ema_doorway, self.corpus, self.config, self.accelerator)
-        where = f"step {step}/{config.total_steps}"
+        where = f"step {step}/{config.total_steps} ({config.stages[stage].name})"
         if last or (config.evaluate_every and step % config.evaluate_every == 0):
             self.evaluation = watch.evaluate(*shown)
             self._write({"step": step, "evaluate": self.evaluation})
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items())
-            self.setup.reporter.note(f"{where}  {numbers}")
+            self.setup.reporter.note(f"{where}  {watch.in_words(self.evaluation)}")
         if last or (config.sample_every and step % config.sample_every == 0):
             texts = watch.sample_texts(*shown)
             self._write({"step": step, "samples": texts})
@@ -275,6 +310,7 @@ class Trainer:
     def _enter_stage(self, index: int, *, first: bool) -> None:
         """Prepare a stage; `first` says that none of its steps was made yet."""
         stage = self.config.stages[index]
+        self.setup.reporter.advance(0, stage=f"{stage.name} ({index + 1} of {len(self.config.stages)})")
         if first and index and stage.from_average:
             for target, source in zip(self.model.parameters(), self.ema.model.parameters(), strict=True):
                 sharding.local(target.data).copy_(sharding.local(source))
@@ -350,6 +386,7 @@ class Trainer:
             sharding.load_state(model, weights)
         model.save_pretrained(folder, state_dict=weights)
         self.corpus.tokenizer.save(folder)
+        provenance.remember(folder, self.corpus)
 
     def export(self, target: Path, card: str) -> None:
         """The averaged model as a folder of its own, for generation; every process must call it."""

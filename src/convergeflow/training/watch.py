@@ -5,6 +5,7 @@ Every process computes all of it, since a sharded model can only be called by al
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ from convergeflow.training.sharding import Doorway
 MONITOR_ROWS = 32
 """Held-out sequences per call while evaluating."""
 NUM_SAMPLE_TEXTS = 4
+BOUND_DRAWS = 4
+"""Noise levels for each held-out sequence in the likelihood bound."""
+BOUND, CONTEXT_FREE = "bound", "context_free"
+"""Nats per token of the held-out text: at most this many for the model, and what knowing word frequencies leaves."""
 
 
 def read_tokens(split: Any, rows: Any) -> Tensor:
@@ -29,17 +34,45 @@ def read_tokens(split: Any, rows: Any) -> Tensor:
 
 @torch.no_grad()
 def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: Accelerator) -> dict[str, float]:
-    """The model's own monitor on the first held-out sequences, each with noise of its own that never changes."""
+    """The model's own monitor on the first held-out sequences, each with noise of its own that never changes.
+
+    With it goes the likelihood bound of a model that has one, and what the best predictor without context needs.
+    """
     count = min(config.evaluate_blocks, len(corpus.heldout))
     sums: dict[str, float] = {}
     for first in range(0, count, MONITOR_ROWS):
         rows = np.arange(first, min(first + MONITOR_ROWS, count))
         draws = RowDraws([derive_seed(config.seed, "monitor", int(row)) for row in rows], accelerator.device)
+        tokens = read_tokens(corpus.heldout, rows)
         with accelerator.autocast():
-            numbers = doorway("monitor", read_tokens(corpus.heldout, rows).to(accelerator.device), draws=draws)
+            numbers = dict(doorway("monitor", tokens.to(accelerator.device), draws=draws))
+            if doorway.model.bound_kind is not None:
+                numbers[BOUND] = doorway("bound", tokens, draws=draws, repeats=BOUND_DRAWS).nats_per_token
+                numbers[CONTEXT_FREE] = context_free(corpus, tokens)
         for name, value in numbers.items():
             sums[name] = sums.get(name, 0.0) + float(value) * len(rows) / count
     return sums
+
+
+def context_free(corpus: Corpus, tokens: Tensor) -> float:
+    """Nats per token under the word frequencies of the training text, each count raised by a half.
+
+    It is also the flow's own bound if its predictor looks at single positions alone: the posterior of unigram prior and
+    Gaussian kernel is exact for text of independent words, and for the exact posterior the bound is tight.
+    """
+    counts = torch.from_numpy(corpus.unigram * corpus.train.size) + 0.5
+    return float((counts.sum().log() - counts.log())[tokens].mean())
+
+
+def in_words(evaluation: dict[str, float]) -> str:
+    """What an evaluation says, on one line; the journal has all of its numbers."""
+    if BOUND not in evaluation:
+        return "held out: " + "  ".join(f"{name} {value:.4g}" for name, value in evaluation.items())
+    bound, alone = evaluation[BOUND], evaluation[CONTEXT_FREE]
+    return (
+        f"held-out perplexity at most {math.exp(min(bound, 99)):.4g} ({math.exp(alone):.4g} without context: a gain of "
+        f"{alone - bound:+.2f} nats per token)"
+    )
 
 
 @torch.no_grad()

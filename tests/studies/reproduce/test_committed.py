@@ -7,17 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from convergeflow.results.store import Store
-from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
 from convergeflow.studies.reproduce.scale import scale_by_name
+from convergeflow.studies.reproduce.verdict import Verdict
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
-TRAINED = {"convergence", "objectives"}
-"""Their records rest on models that are not kept beside them."""
 ELSEWHERE = {"natural", "calls"}
 """Needs a corpus that is fetched on request, or a student whose records are still to be made."""
 
@@ -26,18 +25,19 @@ ELSEWHERE = {"natural", "calls"}
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("committed") / "reproduction"
     shutil.copytree(RESULTS / "reproduction", folder)
-    shutil.copytree(RESULTS / "solvers", folder, dirs_exist_ok=True)
-    shutil.copytree(RESULTS / "comparison-stories", folder / "comparison-stories")
+    shutil.copytree(RESULTS / "comparison-stories", folder.parent / "comparison-stories")
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in experiments() if name not in TRAINED | ELSEWHERE])
-def test_nothing_is_drawn_again_and_the_verdicts_stand(name: str, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bench, "samples", lambda *_: pytest.fail("samples were drawn again"))
-    said: list[str] = []
+@pytest.mark.parametrize("name", [name for name in experiments() if name not in ELSEWHERE])
+def test_nothing_is_measured_again_and_the_verdicts_stand(
+    name: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path))
+    before = sorted(kept.rglob("*"))
     experiment = experiment_by_name(name)
-    result = experiment.run(Store(kept, note=said.append), scale_by_name("embedded"))
-    assert said and all(line.endswith(": kept from before") for line in said)
+    result = experiment.run(Store(kept, measuring=False), scale_by_name("embedded"))
+    assert sorted(kept.rglob("*")) == before
     committed = json.loads((kept / "results" / f"{name}.json").read_text(encoding="utf-8"))
     judged = experiment.judge(result)
     assert len(result.records) == committed["points"]
@@ -46,6 +46,39 @@ def test_nothing_is_drawn_again_and_the_verdicts_stand(name: str, kept: Path, mo
         on_file = committed["claims"][claim.name]
         assert (claim.statement, claim.reference) == (on_file["statement"], on_file["reference"])
         assert judged[claim.name].describe() == {key: on_file[key] for key in ("verdict", "evidence", "paper")}
+
+
+def judged(name: str) -> dict[str, Any]:
+    experiment = experiment_by_name(name)
+    return experiment.judge(experiment.run(Store(RESULTS / "reproduction", measuring=False), scale_by_name("embedded")))
+
+
+def test_no_verdict_contradicts_its_figures() -> None:
+    """Three that did: two panels that look alike, a switch that loses to no switch, another study's numbers."""
+    convergence = judged("convergence")
+    assert convergence["separated"].verdict == Verdict.REPRODUCED
+    assert convergence["direct-poorly"].verdict == Verdict.NOT_REPRODUCED  # its bands are as far apart
+    objectives = judged("objectives")
+    assert objectives["to-mse"].verdict == Verdict.NOT_REPRODUCED  # as many more steps of CE end lower
+    assert "12.49" in objectives["to-mse"].evidence and "16.82" in objectives["to-mse"].evidence
+    for claim in ("best", "ratio", "ar"):
+        assert "another study, comparison-stories" in judged("systems")[claim].evidence
+
+
+def test_what_is_open_says_why() -> None:
+    """More samples, or another corpus: entropy does not move on stories, though the paper's change would be seen."""
+    controls = judged("controls")
+    assert controls["effective-entropy"].verdict == Verdict.OTHER_CORPUS
+    assert controls["numbers"].verdict == Verdict.OTHER_CORPUS
+    assert controls["adaptive"].verdict == Verdict.TOO_NOISY
+    configurations = judged("configurations")
+    assert configurations["a-entropy"].verdict == Verdict.OTHER_CORPUS and "tie" in configurations["a-entropy"].evidence
+
+
+def test_a_folder_without_records_is_not_measured(tmp_path: Path) -> None:
+    grids = experiment_by_name("grids")
+    found = grids.judge(grids.run(Store(tmp_path, measuring=False), scale_by_name("embedded")))
+    assert found["midpoint"].verdict == Verdict.NOT_MEASURED and not list(tmp_path.iterdir())
 
 
 def test_experiments_are_named_without_torch() -> None:

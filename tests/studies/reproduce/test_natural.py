@@ -44,7 +44,7 @@ def test_the_ratio_is_to_the_best_rival_that_is_no_ar_model(ours: float, verdict
 )
 def test_without_a_rival_or_a_crossing_nothing_is_decided(result: ExperimentResult, reason: str) -> None:
     judgement = experiment_by_name("natural").judge(result)["ratio"]
-    assert str(judgement.verdict) == "not testable here" and reason in judgement.evidence
+    assert str(judgement.verdict) == "not measured" and reason in judgement.evidence
 
 
 def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_is_missing_leaves_the_claim_open(monkeypatch: pytest.MonkeyPatch, 
     store = Store(tmp_path)
     result = experiment_by_name("natural").run(store, scale_by_name("embedded"))
     judgement = experiment_by_name("natural").judge(result)["ratio"]
-    assert "not on this machine" in judgement.evidence and str(judgement.verdict) == "not testable here"
+    assert "not on this machine" in judgement.evidence and str(judgement.verdict) == "not measured"
     assert (
         experiment_by_name("natural").draw(result, tmp_path) == []
         and experiment_by_name("natural").tabulate(result) == []
@@ -73,7 +73,8 @@ def a_comparison(**at: float | None) -> ExperimentResult:
         }
         for name, ppl in at.items()
     ]
-    return ExperimentResult("systems", "embedded", [], {"comparison": rows})
+    study = {"study": "comparison-stories", "about": "1200 steps", "command": "convergeflow compare"}
+    return ExperimentResult("systems", "embedded", [], {"comparison": rows, "judged_by": study})
 
 
 def test_a_comparison_on_one_budget_decides() -> None:
@@ -83,8 +84,11 @@ def test_a_comparison_on_one_budget_decides() -> None:
     assert verdicts == {"best": "reproduced", "ratio": "not reproduced", "ar": "not reproduced"}
     assert "0.8 ±" in found["best"].evidence and "langflow's" in found["best"].evidence
     assert "2 ±" in found["ar"].evidence
+    for judgement in found.values():  # whose numbers these are, and who is missing among them
+        assert "another study, comparison-stories" in judgement.evidence and "1200 steps" in judgement.evidence
+        assert "duo never there" in judgement.evidence
     nothing = judged_one(a_comparison(convergeflow=None, mdlm=2.0), "ratio")
-    assert str(nothing.verdict) == "not testable here" and "convergeflow compare" in nothing.evidence
+    assert str(nothing.verdict) == "not measured" and "convergeflow compare" in nothing.evidence
 
 
 def judged_one(result: ExperimentResult, name: str) -> Any:

@@ -132,3 +132,14 @@ def test_costs_of_the_papers_scale_are_the_arithmetic() -> None:
     # By hand: 200,000 steps of 480 x 1,024 tokens at 10 us.
     assert cost.work(experiments()["convergence"], scale).training == pytest.approx(200_000 * 480 * 1024 * 1e-5)
     assert "on 8 processes" in cost.total(list(experiments().values()), scale).in_words(8)
+
+
+def test_costs_of_natural_text_are_those_of_a_core() -> None:
+    scale = scale_by_name("basic")
+    work = cost.work(experiments()["objectives"], scale)
+    # By hand: the start, both objectives, half of each again, the learned table, 32 x 64 tokens a step at 0.4 ms.
+    assert work.training == pytest.approx((1200 + 2 * 600 + 2 * 300 + 400) * 32 * 64 * 4e-4)
+    # 1 + 2 x 4 + 2 x 2 points of 128 texts, and 32 calls for each.
+    assert work.scoring == pytest.approx(13 * 128 * 64 / 1024 * 5.1)
+    assert work.sampling == pytest.approx(13 * 128 * 32 * 64 / 1024 * 90e-3)
+    assert "hours of one core" in cost.total([experiments()["objectives"]], scale).in_words(1)

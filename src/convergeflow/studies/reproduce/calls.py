@@ -30,7 +30,7 @@ from convergeflow.studies.reproduce import drawing, models, trade_off
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.models import KeptModel
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
-from convergeflow.studies.reproduce.verdict import Judgement, decide, measured, not_testable, show
+from convergeflow.studies.reproduce.verdict import Judgement, decide, measured, not_measured, show
 
 STUDENT = "stories-swift"
 OUTSIDE = 1.001
@@ -149,7 +149,7 @@ def _ratio(
     records = [_at(result, tuple(place)) for place in (left, right)]  # type: ignore[arg-type]
     one, other = records
     if one is None or other is None:
-        return not_testable("not measured at this scale")
+        return not_measured("not measured at this scale")
     values = [measured(record["values"], number) for record in (one, other)]
     ratio = trade_off.paired_ratio([one], [other]) if number == "gen_ppl" else None
     if ratio is None:
@@ -165,7 +165,7 @@ def same_entropy(result: ExperimentResult, left: Place, right: Place, within: fl
     """The entropies of two points differ by at most so many nats; compared noise by noise."""
     records = [_at(result, tuple(place)) for place in (left, right)]  # type: ignore[arg-type]
     if any(record is None for record in records):
-        return not_testable("not measured at this scale")
+        return not_measured("not measured at this scale")
     each = [np.array(record["values"]["per_sample"]["entropy"]) for record in records if record is not None]
     apart = mean(each[0] - each[1])
     evidence = f"{what}: apart by {show(apart)} nats (at most {within:g})"
@@ -178,7 +178,7 @@ def hull(result: ExperimentResult, teacher: str, student: str) -> Judgement:
     found = [next((record["values"] for record in result.curve(name)), None) for name in (teacher, student)]
     guided, weighted = found
     if guided is None or weighted is None:
-        return not_testable("not measured at this scale")
+        return not_measured("not measured at this scale")
     evidence = (
         f"predictions longer than an embedding: model {guided['outside']:.1%} (longest {guided['longest']:.2f} times), "
         f"student {weighted['outside']:.1%} (longest {weighted['longest']:.4f} times)"
@@ -195,7 +195,7 @@ def nearer(result: ExperimentResult, student: str, teacher: str) -> Judgement:
     found = [next((record["values"] for record in result.curve(name)), None) for name in (student, teacher)]
     here, there = found
     if here is None or there is None:
-        return not_testable("not measured at this scale")
+        return not_measured("not measured at this scale")
     evidence = ", ".join(
         f"{name}: nearest {v['nearest']['low']:.3f} to {v['nearest']['high']:.3f}, second from {v['second']['low']:.3f}"
         for name, v in (("student", here), ("teacher", there))

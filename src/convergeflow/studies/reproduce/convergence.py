@@ -104,14 +104,15 @@ def concentrated(result: ExperimentResult) -> Judgement:
     )
 
 
-def separated(result: ExperimentResult) -> Judgement:
-    ends = [_ends(result, predictor) for predictor in PREDICTORS]
-    weighted, direct = (second["low"] / nearest["high"] for nearest, second in ends)
+def separated(result: ExperimentResult, predictor: str, clearly: bool, paper: str) -> Judgement:
+    """The bands of the nearest and the second-nearest distance are apart at the end of the flow, or they are not."""
+    nearest, second = _ends(result, predictor)
+    apart = second["low"] / nearest["high"]
     return Judgement(
-        decide(weighted > 1.02 and weighted > 1.02 * direct, resolved=True),
-        "second-nearest (1st percentile) over nearest (99th) at the end of the flow: "
-        f"weighted {weighted:.2f}, direct {direct:.2f} (above 1 the bands do not touch)",
-        "clear separation for the weighted predictor, poor for the direct one",
+        decide((apart > 1.02) == clearly, resolved=True),
+        f"second-nearest (1st percentile) over nearest (99th) at the end of the flow, {predictor}: {apart:.2f} "
+        "(above 1 the bands do not touch)",
+        paper,
     )
 
 

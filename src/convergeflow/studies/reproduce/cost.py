@@ -1,7 +1,8 @@
-"""What the paper's scale costs, by arithmetic: network calls, training steps and scored texts times the time of each.
+"""What a scale costs, by arithmetic: network calls, training steps and scored texts times the time of each.
 
-The times are those that one A100 with 40 GB should need (docs/paper-scale.md has the sums); `convergeflow bench all`
-on such a machine measures them. Other scales have measured costs in their descriptions.
+For the paper's scale the times are those that one A100 with 40 GB should need (docs/paper-scale.md has the sums);
+`convergeflow bench all` on such a machine measures them. For natural text on a CPU they were measured on one core.
+Other scales have measured costs in their descriptions.
 """
 
 from __future__ import annotations
@@ -15,22 +16,35 @@ from convergeflow.studies.reproduce.scale import ExperimentScale
 if TYPE_CHECKING:
     from convergeflow.studies.reproduce.registry import Experiment
 
-SECONDS_PER_CALL = 2.6e-3
-"""One network call for one sequence of 1,024 tokens."""
-SECONDS_PER_TOKEN = 10e-6
-"""One token of training, forward and backward."""
-SECONDS_PER_SCORE = 0.16
-"""One text of 1,024 tokens by GPT-2 Large: 1.6 TFLOP in float32, at half of 19.5 TFLOP/s."""
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one processor."""
+
+    call: float
+    """One network call for one sequence of 1,024 tokens."""
+    token: float
+    """One token of training, forward and backward."""
+    score: float
+    """One text of 1,024 tokens."""
+    unit: str
+
+
+A100 = Speed(2.6e-3, 10e-6, 0.16, "GPU hours on A100s")
+"""GPT-2 Large takes 1.6 TFLOP in float32 for a text, at half of 19.5 TFLOP/s."""
+CORE = Speed(90e-3, 4e-4, 5.1, "hours of one core")
+"""`basic-small` and SmolLM2 on a server of 2025."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of one A100."""
+    """Seconds of one processor."""
 
     points: int = 0
     sampling: float = 0.0
     training: float = 0.0
     scoring: float = 0.0
+    unit: str = A100.unit
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -38,6 +52,7 @@ class Work:
             self.sampling + other.sampling,
             self.training + other.training,
             self.scoring + other.scoring,
+            other.unit,
         )
 
     @property
@@ -46,12 +61,13 @@ class Work:
 
     def in_words(self, processes: int) -> str:
         hours = {name: getattr(self, name) / 3600 for name in ("sampling", "training", "scoring")}
-        parts = ", ".join(f"{name} {value:,.0f}" for name, value in hours.items())
         total = self.seconds / 3600
+        digits = 0 if total >= 100 else 1
+        parts = ", ".join(f"{name} {value:,.{digits}f}" for name, value in hours.items())
         on = "process" if processes == 1 else "processes"
         return (
-            f"about {total:,.0f} GPU hours on A100s by arithmetic ({parts}) if nothing is done yet; "
-            f"{total / processes:,.0f} h on {processes} {on}"
+            f"about {total:,.{digits}f} {self.unit} by arithmetic ({parts}) if nothing is done yet; "
+            f"{total / processes:,.{digits}f} h on {processes} {on}"
         )
 
 
@@ -61,12 +77,13 @@ def training_steps(name: str, scale: ExperimentScale) -> int:
         return 2 * scale.scratch_steps
     if name == "objectives":
         # Both objectives, and from half way each with the other one.
-        return 2 * scale.continued_steps + 2 * (scale.continued_steps // 2) + scale.collapse_steps
+        start = scale.start_steps if scale.start is None else 0
+        return start + 2 * scale.continued_steps + 2 * (scale.continued_steps // 2) + scale.collapse_steps
     return 0
 
 
 def work(experiment: Experiment, scale: ExperimentScale) -> Work:
-    """What an experiment does at the paper's scale, before anything is kept."""
+    """What an experiment does at this scale, before anything is kept."""
     from convergeflow.studies.reproduce import engine
 
     calls, texts, points = 0, 0, 0
@@ -81,8 +98,8 @@ def work(experiment: Experiment, scale: ExperimentScale) -> Work:
         points = 1 + 2 * scale.checkpoints + 2 * (scale.checkpoints // 2)
         calls, texts = points * scale.num_samples * scale.objective_nfe, points * scale.num_samples
     tokens = training_steps(experiment.name, scale) * scale.batch * scale.length
-    share = scale.length / 1024
-    return Work(points, calls * share * SECONDS_PER_CALL, tokens * SECONDS_PER_TOKEN, texts * share * SECONDS_PER_SCORE)
+    share, speed = scale.length / 1024, A100 if scale.name == "paper" else CORE
+    return Work(points, calls * share * speed.call, tokens * speed.token, texts * share * speed.score, speed.unit)
 
 
 def total(experiments: Sequence[Experiment], scale: ExperimentScale) -> Work:

@@ -48,8 +48,9 @@ def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[st
                 settings = _settings(family, point, bench) if row is None else bench.settings(row.nfe, row.controls)
                 label = family.get("label", "NFE {nfe}, {label}").format(**point)
                 measured = point_of(bench, settings, point, label)
-            except Taken as elsewhere:  # another process is at it: there is other work
+            except Taken as elsewhere:  # another process is at it, or nobody may be: there are other points
                 busy = elsewhere
+                bench.store.lacking += 1
                 continue
             record = {**point, **measured, "curve": curve, "order": sizes.get(curve, 0)}
             if row is not None:

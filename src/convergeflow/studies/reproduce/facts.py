@@ -29,7 +29,7 @@ from convergeflow.sampling.settings import Settings
 from convergeflow.studies.reproduce import models
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
-from convergeflow.studies.reproduce.verdict import Judgement, below, not_testable
+from convergeflow.studies.reproduce.verdict import Judgement, below, not_measured
 from convergeflow.systems.convergeflow import ConvergeFlowModel
 
 KINDS = ("name", "thing", "colour", "animal", "place", "feeling")
@@ -121,7 +121,7 @@ def reads_more(result: ExperimentResult, weak: str, allowance: float, what: str)
     """The model names more mentions than a weaker reader less an allowance."""
     values = next((record["values"] for record in result.records if record["gamma"] == MIDDLE), None)
     if values is None or values[weak] is None or values["model"] is None:
-        return not_testable("no fact is mentioned twice in these texts (only stories say which words are facts)")
+        return not_measured("no fact is mentioned twice in these texts (only stories say which words are facts)")
     small = Estimate(values[weak] - allowance, values[f"{weak}_se"], values["facts"])
     large = Estimate(values["model"], values["model_se"], values["facts"])
     return below(small, large, what=f"{what} at gamma = {MIDDLE:g}")

@@ -10,20 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convergeflow.evaluation.estimate import Estimate
+from convergeflow.evaluation.frontier import NEAR
 from convergeflow.sampling.settings import Freeze
 from convergeflow.studies.reproduce import paper as published
 from convergeflow.studies.reproduce import trade_off, verdict
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
 from convergeflow.studies.reproduce.verdict import (
     Judgement,
+    absent,
     below,
+    both,
     decide,
     equal,
     every,
     exactly,
     lower,
     measured,
-    not_testable,
+    not_measured,
     relative_resolution,
     show,
 )
@@ -34,21 +37,22 @@ Pair = tuple[str, str]
 # --------------------------------------------------------------------------- curves of Gen. PPL against entropy
 
 
-def lowers(result: ExperimentResult, curves: list[str], what: str) -> Judgement:
-    """The strongest setting of each curve has a lower Gen. PPL and entropy than its weakest."""
-    names = result.curves(curves)
-    return every([_lowers(result, name, number) for name in names for number in ("gen_ppl", "entropy")], what=what)
+def lowers(result: ExperimentResult, curves: list[str], number: str, what: str) -> Judgement:
+    """The strongest setting of each curve has a lower Gen. PPL, or a lower entropy, than its weakest."""
+    return every([_lowers(result, name, number) for name in result.curves(curves)], what=what)
 
 
 def _lowers(result: ExperimentResult, curve: str, number: str) -> Judgement:
     records = result.curve(curve)
     first, last = records[0], records[-1]
-    said = f"{first['paper'][number]:.4g} -> {last['paper'][number]:.4g}"
+    before, after = first["paper"][number], last["paper"][number]
+    said = f"{before:.4g} -> {after:.4g}"
     if number == "entropy":
         left, right = measured(last["values"], number), measured(first["values"], number)
-        return lower(left, right, what=f"entropy of '{curve}' in nats, strongest against weakest setting", paper=said)
+        what = f"entropy of '{curve}' in nats, strongest against weakest setting"
+        return lower(left, right, what=what, paper=said, effect=after - before)
     what = f"Gen. PPL of '{curve}', strongest against weakest setting"
-    return trade_off.gen_ppl_below(last, first, what=what, paper=said)
+    return trade_off.gen_ppl_below(last, first, what=what, paper=said, effect=after / before - 1)
 
 
 def lies_below(result: ExperimentResult, pairs: Sequence[Pair], what: str = "") -> Judgement:
@@ -70,9 +74,10 @@ def _of_pairs(result: ExperimentResult, pairs: Sequence[Pair], what: str, tolera
         said = "" if theirs is None else f"the paper's points: ratio {theirs.value:.3f}"
         evidence = f"Gen. PPL of '{left}' over '{right}' {how}"
         if ratio is None:
-            found.append(not_testable(f"'{left}' and '{right}' share no range of entropy in this run", said))
+            found.append(not_measured(f"'{left}' and '{right}' share no range of entropy in this run", said))
         elif tolerance is None:
-            found.append(below(ratio, exactly(1.0), what=evidence, paper=said))
+            effect = None if theirs is None else theirs.value - 1
+            found.append(below(ratio, exactly(1.0), what=evidence, paper=said, effect=effect))
         else:
             found.append(equal(ratio, exactly(1.0), tolerance=tolerance, what=evidence, paper=said))
     return every(found, what=what) if what else found[0]
@@ -91,7 +96,7 @@ def not_outward(result: ExperimentResult, pairs: Mapping[str, Pair], what: str) 
             continue
         ratio, how = trade_off.frontier_ratio(result.curve(pair[0]), result.curve(pair[1]))
         if ratio is None:
-            found.append(not_testable(f"the curves with {name} share no range of entropy in this run"))
+            found.append(not_measured(f"the curves with {name} share no range of entropy in this run"))
             continue
         resolution = relative_resolution(ratio, exactly(1.0))
         outward = ratio.value < 1.0 - resolution
@@ -108,9 +113,11 @@ def narrower_range(result: ExperimentResult, curves: list[str], narrow: str, bro
     shown, said = (
         ", ".join(f"{name.split()[0]} {value:.4f}" for name, value in each.items()) for each in (ranges, theirs)
     )
-    errors = [record["values"]["entropy_se"] for record in result.curve(narrow)]
-    resolved = abs(ranges[broad] - ranges[narrow]) > 2 * max(errors)
-    return Judgement(decide(ranges[narrow] < ranges[broad], resolved=resolved), f"{what}: {shown} nats", said)
+    noise = 2 * max(record["values"]["entropy_se"] for record in result.curve(narrow))
+    apart, effect = (each[broad] - each[narrow] for each in (ranges, theirs))
+    resolved, seen = abs(apart) > noise, absent(apart, effect, noise)
+    evidence = f"{what}: {shown} nats; this run resolves {noise:.4f}"
+    return Judgement(decide(ranges[narrow] < ranges[broad], resolved=resolved, seen=seen), evidence, said)
 
 
 def extreme(result: ExperimentResult, curves: list[str], first: str, number: str, end: str, what: str) -> Judgement:
@@ -123,11 +130,19 @@ def extreme(result: ExperimentResult, curves: list[str], first: str, number: str
         found[name] = (best[number], best[f"{number}_se"])
         theirs[name] = choose(record["paper"][number] for record in records)
     rival = choose(value for name, value in found.items() if name != first)
-    gap = (rival[0] - found[first][0]) * sign
+    gap, theirs_gap = (
+        (choose(value for name, value in each.items() if name != first) - each[first]) * sign
+        for each in ({name: value for name, (value, _) in found.items()}, theirs)
+    )
     noise = max(2 * math.hypot(found[first][1], rival[1]), 0.02 * abs(rival[0]) if number == "gen_ppl" else 0.0)
+    resolved = abs(gap) > noise
+    # Gen. PPL of another corpus has another size: the paper's gap counts in proportion.
+    scale = 1.0 if number == "entropy" else rival[0] / (theirs[first] + theirs_gap * sign)
+    seen = absent(gap, theirs_gap * scale, noise)
     shown = ", ".join(f"{name.split(',')[0]} {value:.4g} ± {error:.2g}" for name, (value, error) in found.items())
     said = ", ".join(f"{name.split(',')[0]} {value:.4g}" for name, value in theirs.items())
-    return Judgement(decide(gap > 0, resolved=abs(gap) > noise), f"{what}: {shown}", said)
+    tie = "" if resolved else f"; {first.split(',')[0]} and the next are a tie (this run resolves {noise:.2g})"
+    return Judgement(decide(gap > 0, resolved=resolved, seen=seen), f"{what}: {shown}{tie}", said)
 
 
 def numbers(result: ExperimentResult) -> Judgement:
@@ -150,9 +165,13 @@ def beats_euler(result: ExperimentResult, solver: str, nfe: int) -> Judgement:
     # Where the solvers' entropies agree at each w_scg, equal w_scg is equal entropy, and every strength has its say.
     matched = all(trade_off.same_entropy(pair) for pair in zip(ours, euler, strict=True))
     ratio = (trade_off.paired_ratio(ours, euler) if matched else None) or trade_off.ratio_at_equal_entropy(ours, euler)
-    if ratio is None:
-        return not_testable(f"{solver} and euler share no range of entropy at NFE {nfe} in this run")
-    return below(ratio, exactly(1.0), what=f"Gen. PPL of {solver} over euler at NFE {nfe} and equal entropy")
+    if ratio is not None:
+        return below(ratio, exactly(1.0), what=f"Gen. PPL of {solver} over euler at NFE {nfe} and equal entropy")
+    left, right, gap = trade_off.nearest_ends(ours, euler)
+    if abs(gap) > NEAR:
+        return not_measured(f"{solver} and euler share no range of entropy at NFE {nfe} in this run")
+    what = f"Gen. PPL of {solver} and euler at NFE {nfe} where their entropies are closest, {gap:+.3f} nat"
+    return trade_off.gen_ppl_below(left, right, what=what)
 
 
 # ------------------------------------------------------------------------------------------------ single points
@@ -161,6 +180,21 @@ def beats_euler(result: ExperimentResult, solver: str, nfe: int) -> Judgement:
 def point_below(result: ExperimentResult, left: Pair, right: Pair, what: str, paper: str) -> Judgement:
     """One point, given as (curve, place), has a lower Gen. PPL than another."""
     return trade_off.gen_ppl_below(_at(result, *left), _at(result, *right), what=what, paper=paper)
+
+
+def switch_helps(result: ExperimentResult, run: str, before: str, helps: bool, what: str, paper: str) -> Judgement:
+    """A run that changed its objective half way ends below where it changed, and below the run that did not change.
+
+    Without the second part a switch would be given credit for what more steps of the old objective do as well. With
+    `helps` false the claim is that it ends above both.
+    """
+    end, found = _at(result, run, "last"), []
+    for place, beside in (("half", "where it changed"), ("last", f"as many more steps of {before.upper()}")):
+        pair = [end, _at(result, before, place)]
+        left, right = pair if helps else reversed(pair)
+        shown = f"the end against {beside}" if helps else f"{beside} against the end"
+        found.append(trade_off.gen_ppl_below(left, right, what=f"{what}, {shown}"))
+    return both(*found, paper=paper)
 
 
 def point_equal(

@@ -6,10 +6,11 @@ Training goes on from its newest checkpoint when it was stopped. At paper scale 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,16 +18,17 @@ from torch import Tensor
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
 from convergeflow.errors import UserError
+from convergeflow.evaluation.reference import find_reference
 from convergeflow.flow.schedule import schedule_from
 from convergeflow.model.small_scale import Extras
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws, derive_seed
-from convergeflow.results.store import Store, digest
+from convergeflow.results.store import Missing, Store, digest
 from convergeflow.studies.reproduce import team
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.training import checkpoint
-from convergeflow.training.build import open_corpus
+from convergeflow.training.build import open_corpus, start_table
 from convergeflow.training.config import (
     CorpusConfig,
     EmaConfig,
@@ -34,11 +36,15 @@ from convergeflow.training.config import (
     OptimizerConfig,
     RunConfig,
     StageConfig,
+    from_dict,
     resolve,
 )
-from convergeflow.training.run import HOW_IT_RUNS, make_accelerator
+from convergeflow.training.run import FREE_ON_RESUME, HOW_IT_RUNS, make_accelerator
 from convergeflow.training.trainer import Trainer
 from convergeflow.zoo import load_model, locate, shipped_models, weights_hash
+
+if TYPE_CHECKING:
+    from convergeflow.studies.reproduce.registry import Experiment
 
 FLOW_OPTIONS = ("condition_width", *(each.name for each in fields(Extras)))
 """What a recipe may change of the network beyond its size."""
@@ -62,20 +68,22 @@ class KeptModel:
 
     def load(self) -> ConvergeFlowModel:
         model = load_model(self.folder)
-        assert isinstance(model, ConvergeFlowModel)
+        if not isinstance(model, ConvergeFlowModel):
+            raise UserError(f"{self.name} is a model of {model.method}: the experiments sample a convergeflow model")
         return model
 
 
 def corpus_for(store: Store, scale: ExperimentScale) -> Corpus:
     """The corpus of a scale; stories are written on the spot, others are those that their recipes train on."""
     if scale.corpus == "stories":
-        out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}"
+        # Who only reads the folder writes nothing into it.
+        out = store.folder / "corpora" / f"stories-{scale.length}-{scale.sequences}" if store.measuring else None
         return prepare(
             "stories", out, length=scale.length, blocks=scale.sequences, heldout_blocks=max(256, scale.sequences // 25)
         )
-    folder = store.folder / "corpora" / scale.corpus
-    if (folder / "manifest.json").is_file():
-        return Corpus.open(folder)  # put there by hand
+    for folder in (Path(scale.corpus), store.folder / "corpora" / scale.corpus):  # named, or put there by hand
+        if (folder / "manifest.json").is_file():
+            return Corpus.open(folder)
     return open_corpus(resolve(scale.corpus), large=False)
 
 
@@ -83,13 +91,33 @@ def found(store: Store, name: str) -> KeptModel:
     """A model of the store or of the package, by name."""
     folder = store.model_folder(name)
     if not (folder / "config.json").is_file():
-        if name not in shipped_models():
+        if name not in shipped_models() and not Path(name).exists():
             raise UserError(
                 f"no model {name!r}: put its checkpoint folder (or a link to it) at {folder}; shipped models: "
                 f"{', '.join(shipped_models()) or 'none'}"
             )
         folder = locate(name)
     return KeptModel(name, folder, weights_hash(folder))
+
+
+def scale_with(
+    scale: ExperimentScale, name: str, experiments: Sequence[Experiment], say: Callable[[str], None]
+) -> ExperimentScale:
+    """The scale with another model to sample, on the text that it was trained for and of the length it learned."""
+    for experiment in experiments:
+        if "model" in experiment.changes.get(scale.name, {}):
+            raise UserError(f"{experiment.name} has a model of its own at the scale {scale.name}: leave it out")
+    model = KeptModel(name, locate(name), "").load()
+    length = int(model.config.length)
+    reference = find_reference(None, model.tokenizer, 2, length, say, trained_on=model.trained_on)
+    if reference is None:
+        raise UserError(
+            f"no prepared corpus has the tokenizer of {name}: prepare its text first (convergeflow prepare)"
+        )
+    exact = reference.law is not None
+    say(f"{name} is sampled on {reference.name}, {length} tokens, scored by {'exact' if exact else 'smollm2'}")
+    corpus = "stories" if exact else str(reference.folder)
+    return replace(scale, model=name, corpus=corpus, length=length, scorer="exact" if exact else "smollm2")
 
 
 def start_model(store: Store, scale: ExperimentScale) -> KeptModel:
@@ -184,6 +212,8 @@ def _fresh(
     if other is not None:
         with torch.no_grad():
             model.network.embedding.weight.copy_(other.network.embedding.weight)
+    elif scale.like == "embedded" and resolve(scale.corpus).table == "contexts":
+        start_table(model, corpus)
     return model
 
 
@@ -252,14 +282,17 @@ def trained(
     parent: KeptModel | None = None,
 ) -> list[KeptModel]:
     """Train, or go on training, and keep the averaged model after every stage."""
-    corpus = corpus_for(store, scale)
     total, config = sum(stage.steps for stage in stages), run_config(scale, stages, team.size())
+    made = {"model": name, "parent": None if parent is None else parent.weights}
+    if not store.measuring:
+        return _ends(store, name, _on_record(store, made, config))
+    corpus = corpus_for(store, scale)
     key = {
         "model": name,
         # How it runs does not change what comes out.
         "run": {**config.to_dict(), **dict.fromkeys(HOW_IT_RUNS, "any")},
         "corpus": corpus.fingerprint,
-        "parent": None if parent is None else parent.weights,
+        "parent": made["parent"],
     }
     # Another configuration is another run: it must not go on from this one's checkpoints.
     out = store.model_folder(f"{name}-{digest(key)[:8]}")
@@ -282,4 +315,30 @@ def trained(
         return all((store.folder / end["folder"] / "config.json").is_file() for end in values["ends"])
 
     record = team.point(store, "models", key, compute, label=f"training {name} ({total} steps)", usable=whole)
+    return _ends(store, name, record)
+
+
+def _ends(store: Store, name: str, record: dict[str, Any]) -> list[KeptModel]:
     return [KeptModel(name, store.folder / end["folder"], end["weights"]) for end in record["values"]["ends"]]
+
+
+def _on_record(store: Store, made: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """The record of a training run, whose weights need not be there; `Missing` if there is none.
+
+    Records of earlier versions count too: their configurations are compared as they would be written today, without
+    what a run may change when it goes on.
+    """
+    wanted = _decisive(config)
+    for path in sorted((store.folder / "records" / "models").glob(f"{made['model']}-*.json")):
+        record = store.read(f"records/models/{path.name}")
+        if record is None or any(record["key"][name] != value for name, value in made.items()):
+            continue
+        with contextlib.suppress(UserError):
+            run = {name: value for name, value in record["key"]["run"].items() if name not in FREE_ON_RESUME}
+            if _decisive(from_dict(run)) == wanted:
+                return record
+    raise Missing(made["model"])
+
+
+def _decisive(config: RunConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name not in FREE_ON_RESUME}

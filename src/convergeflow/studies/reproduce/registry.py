@@ -100,11 +100,11 @@ class Experiment:
 
     def run(self, store: Store, scale: ExperimentScale) -> ExperimentResult:
         """Measure what is not measured yet."""
+        from convergeflow.results.store import Missing
         from convergeflow.studies.reproduce import engine
         from convergeflow.studies.reproduce.bench import Bench
 
-        cost, changes = self.cost[scale.like], self.changes.get(scale.name, {})
-        store.pace.begin(cost.points, cost.seconds)
+        changes = self.changes.get(scale.name, {})
         measure = self.own("measure") or engine.measure
         try:
             records, values = measure(self, Bench(store, replace(scale, **changes)))
@@ -113,6 +113,8 @@ class Experiment:
             if not changes:
                 raise
             records, values = [], {"missing": str(error)}
+        except Missing:
+            records, values = [], {"missing": f"records of this experiment are not in {store.folder}"}
         store.pace.finish()
         # Through JSON, so that a verdict never rests on anything that is not in the records.
         records, values = json.loads(json.dumps([records, values], allow_nan=False))
@@ -121,16 +123,21 @@ class Experiment:
     def judge(self, result: ExperimentResult) -> dict[str, Judgement]:
         """A verdict per claim; on a scale that cannot test the claim the numbers are still shown."""
         from convergeflow.studies.reproduce import judges
-        from convergeflow.studies.reproduce.verdict import not_testable
+        from convergeflow.studies.reproduce.verdict import Judgement, Verdict, not_measured
 
         if "missing" in result.values:
-            return {claim.name: not_testable(result.values["missing"]) for claim in self.claims}
+            return {claim.name: not_measured(result.values["missing"]) for claim in self.claims}
+        scale = scale_by_name(result.scale).like
         found = {}
         for claim in self.claims:
             function = self.own(claim.judge) or getattr(judges, claim.judge)
             judgement = function(result, **claim.arguments)
-            if scale_by_name(result.scale).like not in claim.scales:
-                judgement = not_testable(f"needs {claim.needs} ({judgement.evidence})", judgement.paper)
+            if scale not in claim.scales:
+                lacks = Verdict.OTHER_CORPUS if claim.scales == ("paper",) else Verdict.NOT_MEASURED
+                judgement = Judgement(lacks, f"needs {claim.needs} ({judgement.evidence})", judgement.paper)
+            elif scale == "paper" and judgement.verdict == Verdict.OTHER_CORPUS:
+                # The paper's own corpus: there is no other one to ask for, and what is not there is not reproduced.
+                judgement = Judgement(Verdict.NOT_REPRODUCED, judgement.evidence, judgement.paper)
             found[claim.name] = judgement
         return found
 
@@ -173,15 +180,16 @@ def experiments() -> dict[str, Experiment]:
     return {name: Experiment.read(name) for name in NAMES}
 
 
-def experiments_of(scale: ExperimentScale, name: str) -> list[Experiment]:
-    """The experiments of a scale: one by name, or `all`."""
+def experiments_of(scale: ExperimentScale, *names: str) -> list[Experiment]:
+    """The experiments of a scale: some by name, each once, or `all`."""
     known = scale.experiments or NAMES
-    if name == "all":
+    if "all" in names:
         return [experiments()[each] for each in known]
-    found = experiment_by_name(name)
-    if name not in known:
-        raise UserError(f"{name} is no experiment of the scale {scale.name}; it has {', '.join(known)}")
-    return [found]
+    found = {name: experiment_by_name(name) for name in names}
+    for name in found:
+        if name not in known:
+            raise UserError(f"{name} is no experiment of the scale {scale.name}; it has {', '.join(known)}")
+    return list(found.values())
 
 
 def experiment_by_name(name: str) -> Experiment:

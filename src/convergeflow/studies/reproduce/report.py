@@ -19,6 +19,7 @@ from convergeflow.results import pages
 from convergeflow.results.claims import Taken
 from convergeflow.results.store import Pace, Store, readable
 from convergeflow.studies.reproduce import cost, paper, team
+from convergeflow.studies.reproduce.left import Left, left
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import ExperimentScale
@@ -72,22 +73,18 @@ def reproduce(
     Several processes, here or on other machines, may do this in one folder: each takes what is free, and comes back to
     an experiment until all of its points are there.
     """
-    planned = [experiment.cost[scale.like] for experiment in experiments]
-    points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
-    store.pace = Pace(points, seconds, store.note)
-    store.note(
-        f"{len(experiments)} experiments at scale {scale.name}: about {points} points, "
-        f"{readable(seconds)} if none is done yet"
-    )
-    if scale.name == "paper":
-        store.note(cost.total(experiments, scale).in_words(team.size()))
+    planned: dict[str, Left] = {}
+    if store.measuring:
+        planned = {each.name: each for each in announce(experiments, store, scale)}
+        team.train_together(experiments, store, scale)
     finished: dict[str, Finished] = {}
-    team.train_together(experiments, store, scale)
     waiting = list(experiments)
     while waiting:
         later = []
         for experiment in waiting:
             started = time.perf_counter()
+            if experiment.name in planned:
+                store.pace.begin(planned[experiment.name].points, planned[experiment.name].seconds)
             store.note(f"-- {experiment.name}: {experiment.question}")
             try:
                 result = experiment.run(store, scale)
@@ -96,13 +93,14 @@ def reproduce(
                 later.append(experiment)
                 continue
             with _turn(store):
+                took = time.perf_counter() - started if store.measuring else _took(store, experiment)
                 done = Finished(
                     experiment,
                     result,
                     experiment.judge(result),
                     experiment.draw(result, store.figures),
                     experiment.tabulate(result),
-                    time.perf_counter() - started,
+                    took,
                 )
                 finished[experiment.name] = done
                 for name, judgement in done.judgements.items():
@@ -113,6 +111,28 @@ def reproduce(
             time.sleep(PAUSE)
         waiting = later
     return _ordered(finished, experiments)
+
+
+def announce(experiments: Sequence[Experiment], store: Store, scale: ExperimentScale) -> list[Left]:
+    """Say what is to be done and how long it takes; the store's progress counts from here."""
+    planned = left(experiments, store, scale)
+    points, seconds = sum(each.points for each in planned), sum(each.seconds for each in planned)
+    store.pace = Pace(points, seconds, store.note)
+    missing = sum(each.missing for each in planned)
+    where = " on this machine as busy as it is now" if scale.scorer == "exact" else " by arithmetic"
+    store.note(
+        f"{len(experiments)} experiments at scale {scale.name}: about {missing} of {points} points are missing, "
+        f"{readable(seconds)} for them{where}"
+    )
+    if scale.scorer != "exact":
+        store.note(cost.total(experiments, scale).in_words(team.size()))
+    return planned
+
+
+def _took(store: Store, experiment: Experiment) -> float:
+    """How long an experiment took when it was measured: to judge it again takes no time that says anything."""
+    before = store.read(f"results/{experiment.name}.json") or {}
+    return float(before.get("seconds", 0.0))
 
 
 def _ordered(finished: Mapping[str, Finished], experiments: Sequence[Experiment]) -> list[Finished]:
@@ -159,8 +179,11 @@ def _introduction(finished: Sequence[Finished], scale: ExperimentScale) -> list[
         "equal effective strength.",
         "Verdicts: "
         + ", ".join(f"{number} {verdict}" for verdict, number in found.items())
-        + ". They are computed from "
-        "the records in this folder. A difference counts if it is larger than 2 % and than two standard errors; "
+        + ". They are computed from the records in this folder. `too noisy` asks for more samples; `needs another "
+        "corpus` means that this run would have seen the paper's difference and it is not there (more samples could "
+        "only find a smaller one), or that the claim is about numbers of the paper's corpus; `not measured` names what "
+        "is missing. "
+        "A difference counts if it is larger than 2 % and than two standard errors; "
         f"the paper itself has two values {share:.1%} apart for one setting "
         f"({rows[0].gen_ppl:.2f} and {rows[1].gen_ppl:.2f}).",
     ]

@@ -1,6 +1,6 @@
 """The scales at which experiments run: the same code, other sizes.
 
-`test` trains tiny models on the spot and ends within minutes; its verdicts on language are not testable by design.
+`test` trains tiny models on the spot and ends within minutes; its claims about language are not measured, by design.
 `embedded` uses the shipped stories checkpoint, whose text has exact scores. `paper` is OpenWebText with the checkpoint
 that the paper starts from and GPT-2 Large as the scorer. `basic` is `embedded` on natural text, scored by SmolLM2, for
 the experiments about the trade-off between quality and diversity. The sizes are in `scales.yaml`.

@@ -3,7 +3,8 @@
 Every model that ships with the package or lies in the store, and has the vocabulary of the corpus, is sampled in the
 one way that all systems share. ConvergeFlow alone is known by its name: it is measured along configuration C. These
 models may have been trained for different times. So if `convergeflow compare` has put its table into the store
-(`comparison-CORPUS/table.json`), systems are judged by that table, where all have one budget.
+(`comparison-CORPUS/table.json`, in the folder or beside it), systems are judged by that table, where all have one
+budget. It is another study, of other models: the evidence names it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from convergeflow.studies.reproduce import drawing, engine, models, paper
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, Record
-from convergeflow.studies.reproduce.verdict import Judgement, below, equal, exactly, not_testable
+from convergeflow.studies.reproduce.verdict import Judgement, below, equal, exactly, not_measured
 from convergeflow.zoo import load_model
 
 OURS = "ConvergeFlow"
@@ -36,17 +37,23 @@ def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[st
     return records + [record for record in others if "gen_ppl" in record["values"]], {
         "real": real,
         "at_data_entropy": crossing.describe(),
-        "comparison": _compared(bench),
         "published": paper.systems(),
+        **_compared(bench),
     }
 
 
-def _compared(bench: Bench) -> list[dict[str, Any]]:
-    """The rows of a comparison on this corpus at this budget of calls (AR has its own), if there is one."""
-    path = bench.store.folder / f"comparison-{bench.scale.corpus}" / "table.json"
-    if bench.scale.name == "test" or not path.is_file():
-        return []
-    return table.at_budget(json.loads(path.read_text(encoding="utf-8"))["rows"], NFE)
+def _compared(bench: Bench) -> dict[str, Any]:
+    """A comparison on this corpus: its rows at this budget of calls (AR has its own), and which study they are of."""
+    name = f"comparison-{bench.scale.corpus}"
+    places = [folder / name / "table.json" for folder in (bench.store.folder, bench.store.folder.resolve().parent)]
+    path = next((place for place in places if place.is_file()), None)
+    if bench.scale.name == "test" or path is None:
+        return {"comparison": []}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        "comparison": table.at_budget(found["rows"], NFE),
+        "judged_by": {"study": name, "about": found["about"], "command": found["command"]},
+    }
 
 
 def _point(record: Record) -> FrontierPoint:
@@ -79,7 +86,7 @@ def headline(result: ExperimentResult) -> Judgement:
     said = paper.statements()
     found = result.values["at_data_entropy"]
     if found["gen_ppl"] is None:
-        return not_testable(found["says"], f"{said['headline_gen_ppl']} at {said['headline_entropy']}")
+        return not_measured(found["says"], f"{said['headline_gen_ppl']} at {said['headline_entropy']}")
     return equal(
         Estimate(found["gen_ppl"], found["se"], len(result.records)),
         exactly(said["headline_gen_ppl"]),
@@ -93,22 +100,30 @@ def against(result: ExperimentResult, bound: float, paper: str, to: str = "", sa
 
     Without a comparison on one budget, `sampled` lets the models of the output folder decide, each at its own entropy.
     """
-    compared = table.ratio(result.values.get("comparison") or [], to)
+    rows = result.values.get("comparison") or []
+    compared, study = table.ratio(rows, to), result.values.get("judged_by") or {}
     if compared is not None:
-        what = f"Gen. PPL at the data's entropy over {compared[1]}'s, both trained on one budget"
+        said = f"judged by another study, {study['study']}, not by the models of this one ({study['about']})"
+        what = f"{said}; Gen. PPL at the data's entropy over {compared[1]}'s{_without(rows)}"
         return below(compared[0], exactly(bound), what=what, paper=paper)
     if not sampled:
-        return not_testable("no comparison on one budget lies in the output folder (convergeflow compare)", paper)
+        return not_measured("no comparison on one budget lies in the output folder (convergeflow compare)", paper)
     ours = result.values["at_data_entropy"]
     others = [r for r in result.records if r["curve"] != OURS and r["values"].get("method") != "ar"]
     if ours["gen_ppl"] is None or not others:
         missing = "no other diffusion model of this corpus is in the output folder"
-        return not_testable(ours["says"] if ours["gen_ppl"] is None else missing, paper)
+        return not_measured(ours["says"] if ours["gen_ppl"] is None else missing, paper)
     best = min(others, key=lambda record: float(record["values"]["gen_ppl"]))
     values = best["values"]
     what = f"Gen. PPL at the data's entropy over that of {best['curve']} (entropy {values['entropy']:.3f})"
     ratio = table.quotient(ours, values["gen_ppl"], values["gen_ppl_se"])
     return below(ratio, exactly(bound), what=what, paper=paper)
+
+
+def _without(rows: list[dict[str, Any]]) -> str:
+    """Which systems of a comparison have no value at the data's entropy, so that they cannot be the best."""
+    absent = [row["system"] for row in rows if row["at_data_entropy"]["gen_ppl"] is None]
+    return f" ({', '.join(absent)} never there)" if absent else ""
 
 
 def draw(result: ExperimentResult) -> Figure:

@@ -57,6 +57,12 @@ def same_entropy(records: Sequence[Record]) -> bool:
     return bool(high["entropy"] - low["entropy"] <= 2 * math.hypot(low["entropy_se"], high["entropy_se"]))
 
 
+def nearest_ends(left: Sequence[Record], right: Sequence[Record]) -> tuple[Record, Record, float]:
+    """The points of two curves whose entropies are closest, and by how much the first one's is higher."""
+    pairs = [(a, b, a["values"]["entropy"] - b["values"]["entropy"]) for a in left for b in right]
+    return min(pairs, key=lambda pair: abs(pair[2]))
+
+
 def frontier_ratio(left: Sequence[Record], right: Sequence[Record]) -> tuple[Estimate | None, str]:
     """Gen. PPL of `left` over `right`'s at equal entropy, and how it was found."""
     if left and right and same_entropy([*left, *right]):
@@ -67,13 +73,14 @@ def frontier_ratio(left: Sequence[Record], right: Sequence[Record]) -> tuple[Est
     return ratio_at_equal_entropy(left, right), "at equal entropy"
 
 
-def gen_ppl_below(left: Record, right: Record, *, what: str, paper: str = "") -> Judgement:
+def gen_ppl_below(left: Record, right: Record, *, what: str, paper: str = "", effect: float | None = None) -> Judgement:
     """The claim that one point has a lower Gen. PPL than another, noise by noise where it can be had."""
     one, other = measured(left["values"], "gen_ppl"), measured(right["values"], "gen_ppl")
     ratio = paired_ratio([left], [right])
     if ratio is None:
-        return below(one, other, what=what, paper=paper)
-    return below(ratio, exactly(1.0), what=f"{what}: {show(one)} against {show(other)}; noise by noise", paper=paper)
+        return below(one, other, what=what, paper=paper, effect=effect)
+    what = f"{what}: {show(one)} against {show(other)}; noise by noise"
+    return below(ratio, exactly(1.0), what=what, paper=paper, effect=effect)
 
 
 def _log_error(records: Sequence[Record], curve: list[tuple[float, float]]) -> float:

@@ -1,8 +1,14 @@
 """What a claim of the paper comes to in this run: computed from records, never typed in.
 
-Three verdicts. `reproduced` and `not reproduced` need a difference beyond the tolerance and beyond twice the standard
-error of this run; what lies between, and what a scale cannot show, is `not testable here`, with the reason. The
-tolerance is 2 % or more: the paper itself has two values 2 % apart for one setting.
+`reproduced` and `not reproduced` need a difference beyond the tolerance and beyond twice the standard error of this
+run. The tolerance is 2 % or more: the paper itself has two values 2 % apart for one setting. A claim about several
+comparisons of which some agree and as many or fewer contradict is `mixed`. What is left is open, and the verdict says
+what would close it:
+
+    too noisy               the difference is smaller than this run resolves: take more samples
+    needs another corpus    this run would have seen the paper's own difference and it is not there (more samples
+                            could only find a smaller one), or the claim is about numbers of the paper's corpus
+    not measured            something the claim needs is missing here: a trained model, a comparison, a fetched corpus
 """
 
 from __future__ import annotations
@@ -21,7 +27,14 @@ TOLERANCE = 0.02
 class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
-    NOT_TESTABLE = "not testable here"
+    MIXED = "mixed"
+    TOO_NOISY = "too noisy"
+    OTHER_CORPUS = "needs another corpus"
+    NOT_MEASURED = "not measured"
+
+
+OPEN = (Verdict.TOO_NOISY, Verdict.OTHER_CORPUS, Verdict.NOT_MEASURED)
+"""Verdicts that decide nothing, the first before the others where two of them are as frequent."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +66,23 @@ def show(estimate: Estimate) -> str:
     return f"{estimate.value:.4g}" + (f" ± {estimate.se:.2g}" if estimate.se > 0 else "")
 
 
-def decide(agrees: bool, *, resolved: bool) -> Verdict:
-    """From a comparison and whether this run resolves it."""
+def absent(difference: float, effect: float | None, resolution: float) -> bool:
+    """Whether the paper's own difference, the `effect`, would have been seen here and is not what was found."""
+    return effect is not None and abs(effect) > resolution and abs(difference - effect) > resolution
+
+
+def decide(agrees: bool, *, resolved: bool, seen: bool = False) -> Verdict:
+    """From a comparison and whether this run resolves it; `seen`: the paper's difference would be, and is `absent`."""
     if not resolved:
-        return Verdict.NOT_TESTABLE
+        return Verdict.OTHER_CORPUS if seen else Verdict.TOO_NOISY
     return Verdict.REPRODUCED if agrees else Verdict.NOT_REPRODUCED
+
+
+def _unresolved(resolved: bool, seen: bool, effect: str) -> str:
+    """What evidence says of a comparison that this run does not resolve."""
+    if resolved:
+        return ""
+    return f"; a tie, though the paper's own difference, {effect}, would be seen" if seen else "; a tie within errors"
 
 
 def relative_resolution(left: Estimate, right: Estimate, tolerance: float = TOLERANCE) -> float:
@@ -67,21 +92,45 @@ def relative_resolution(left: Estimate, right: Estimate, tolerance: float = TOLE
     return max(TOLERANCE, tolerance, noise) if math.isfinite(noise) else math.inf
 
 
-def below(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = "") -> Judgement:
-    """The claim that `left` is smaller than `right`."""
+def below(
+    left: Estimate,
+    right: Estimate,
+    *,
+    what: str,
+    tolerance: float = TOLERANCE,
+    paper: str = "",
+    effect: float | None = None,
+) -> Judgement:
+    """The claim that `left` is smaller than `right`; `effect` is the paper's own relative difference, if it has one."""
     resolution = relative_resolution(left, right, tolerance)
-    difference = (right.value - left.value) / (abs(right.value) or 1.0)
-    evidence = f"{what}: {show(left)} against {show(right)} ({-difference:+.1%}; this run resolves {resolution:.1%})"
-    return Judgement(decide(difference > 0, resolved=abs(difference) > resolution), evidence, paper)
+    difference = (left.value - right.value) / (abs(right.value) or 1.0)
+    resolved, seen = abs(difference) > resolution, absent(difference, effect, resolution)
+    tie = _unresolved(resolved, seen, f"{effect or 0:+.1%}")
+    evidence = (
+        f"{what}: {show(left)} against {show(right)} ({difference:+.1%}; this run resolves {resolution:.1%}{tie})"
+    )
+    return Judgement(decide(difference < 0, resolved=resolved, seen=seen), evidence, paper)
 
 
-def lower(left: Estimate, right: Estimate, *, what: str, resolution: float = TOLERANCE, paper: str = "") -> Judgement:
+def lower(
+    left: Estimate,
+    right: Estimate,
+    *,
+    what: str,
+    resolution: float = TOLERANCE,
+    paper: str = "",
+    effect: float | None = None,
+) -> Judgement:
     """The claim that `left` is smaller, where differences matter and not ratios (entropies in nats)."""
     difference = left.value - right.value
     noise = 2.0 * math.hypot(left.se, right.se)
     resolution = max(resolution, noise) if math.isfinite(noise) else math.inf
-    evidence = f"{what}: {show(left)} against {show(right)} ({difference:+.3f}; this run resolves {resolution:.3f})"
-    return Judgement(decide(difference < 0, resolved=abs(difference) > resolution), evidence, paper)
+    resolved, seen = abs(difference) > resolution, absent(difference, effect, resolution)
+    tie = _unresolved(resolved, seen, f"{effect or 0:+.3f}")
+    evidence = (
+        f"{what}: {show(left)} against {show(right)} ({difference:+.3f}; this run resolves {resolution:.3f}{tie})"
+    )
+    return Judgement(decide(difference < 0, resolved=resolved, seen=seen), evidence, paper)
 
 
 def equal(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = "") -> Judgement:
@@ -110,20 +159,31 @@ def every(judgements: list[Judgement], *, what: str, paper: str = "") -> Judgeme
     """A claim about several comparisons at once.
 
     Reproduced if none contradicts the claim and at least half of all are resolved and agree with it; not reproduced if
-    the larger part of those that are resolved contradicts it; otherwise undecided.
+    the larger part of those that are resolved contradicts it; mixed if some contradict it and as many or more agree;
+    otherwise open, for the reason that most of the open ones have.
     """
-    yes = sum(judgement.verdict == Verdict.REPRODUCED for judgement in judgements)
-    no = sum(judgement.verdict == Verdict.NOT_REPRODUCED for judgement in judgements)
+    verdicts = [judgement.verdict for judgement in judgements]
+    yes, no = verdicts.count(Verdict.REPRODUCED), verdicts.count(Verdict.NOT_REPRODUCED)
     open_ = len(judgements) - yes - no
     counts = f"{what}: {yes} of {len(judgements)} comparisons agree, {no} contradict, {open_} are not resolved"
     details = "; ".join(judgement.evidence for judgement in judgements[:4])
-    verdict = Verdict.NOT_TESTABLE
+    verdict = max(OPEN, key=verdicts.count) if open_ else Verdict.NOT_MEASURED
     if yes and not no and 2 * yes >= len(judgements):
         verdict = Verdict.REPRODUCED
     elif no > yes:
         verdict = Verdict.NOT_REPRODUCED
+    elif no:
+        verdict = Verdict.MIXED
     return Judgement(verdict, f"{counts} [{details}]" if details else counts, paper)
 
 
-def not_testable(reason: str, paper: str = "") -> Judgement:
-    return Judgement(Verdict.NOT_TESTABLE, reason, paper)
+def both(*judgements: Judgement, paper: str = "") -> Judgement:
+    """A claim that holds only if each of its parts does: one that fails decides, else one that is open."""
+    order = (Verdict.NOT_REPRODUCED, Verdict.MIXED, *OPEN, Verdict.REPRODUCED)
+    worst = min((judgement.verdict for judgement in judgements), key=order.index)
+    return Judgement(worst, "; ".join(judgement.evidence for judgement in judgements), paper)
+
+
+def not_measured(reason: str, paper: str = "") -> Judgement:
+    """What the claim needs is not here."""
+    return Judgement(Verdict.NOT_MEASURED, reason, paper)
