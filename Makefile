@@ -13,8 +13,8 @@ SEED   ?= 0
 # Versions of the dependencies: tested (those of constraints.txt), newest, or lowest (the lowest that pyproject.toml allows).
 DEPENDENCIES ?= tested
 EXTRAS := dev,docs,hub,jax,lm-eval,scorer,serve,tensorboard,triton
-# What stands for `--minutes N` of a tutorial that is followed; empty takes the minutes of the page.
-MINUTES ?= 0.4
+# `--minutes N` of a tutorial that is followed becomes so many steps; empty takes the minutes of the page.
+STEPS ?= 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test faults lint bench docs wheel outside tutorials rehearsal clean
@@ -50,9 +50,8 @@ serve: $(STAMP) ## the shipped models on http://127.0.0.1:8000, with the page th
 test: $(STAMP) ## the whole test suite
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
 
-faults: $(STAMP) ## kill, starve, double, flip and fuzz every command for an hour or two, and print a table
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/campaign.py --size full --seed $(SEED)
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/fuzz.py --examples 1000 --seed $(SEED)
+faults: $(STAMP) ## kill, starve, double, flip and fuzz every command for an hour or two, and print a table; goes on if stopped
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tests/faults/campaign.py --size full --seed $(SEED) --jobs $(JOBS) --journal 'out/faults-$(SEED)-{code}.jsonl'
 
 lint: $(STAMP) ## style (ruff) and types (mypy)
 	$(BIN)/ruff check src tests tools
@@ -70,7 +69,7 @@ wheel: $(STAMP) ## build the wheel, install it beside nothing else, and use it f
 	$(BIN)/python tools/wheel.py
 
 tutorials: $(STAMP) ## follow the README and the tutorials word by word on a fresh clone (after `make wheel`)
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/follow.py --minutes "$(MINUTES)"
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/follow.py --steps "$(STEPS)" --jobs $(JOBS)
 
 rehearsal: $(STAMP) ## the commands of docs/paper-scale.md with small stand-ins on two processes, killed on the way
 	$(BIN)/python tests/rehearsal.py

@@ -9,7 +9,7 @@ A reader is played: blocks are run in their order, in one shell and one Python s
 
 Other blocks are for reading. Three things are different from what a reader does, so that this fits into CI, and they
 are printed when they happen: the repository is cloned from this one, `make setup` takes an environment that has the
-wheel of `make wheel` and the dependencies of .venv, and `--minutes N` is shortened (`--minutes ""` keeps the page's).
+wheel of `make wheel` and the dependencies of .venv, and `--minutes N` becomes `--steps 20`, however slow it is.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,8 +122,8 @@ class Session:
 class Reader:
     """Someone who does what a page says."""
 
-    def __init__(self, place: Path, environment: dict[str, str], minutes: str) -> None:
-        self.place, self.environment, self.minutes = place, environment, minutes
+    def __init__(self, place: Path, environment: dict[str, str], steps: str) -> None:
+        self.place, self.environment, self.steps = place, environment, steps
         self.scripts = Path(tempfile.mkdtemp(prefix="follow-"))
         self.shell = Session(["bash", "-euo", "pipefail"], place, environment)
         python = shutil.which("python", path=environment["PATH"]) or sys.executable
@@ -147,7 +148,7 @@ class Reader:
                 ran += 1
             except Failure as failure:
                 raise Failure(f"{block.place}: {failure}") from None
-            print(f"  {block.place}: {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{block.place}: {time.monotonic() - began:.0f} s", flush=True)
         self.shell.close()
         self.python.close()
         shutil.rmtree(self.scripts)
@@ -169,11 +170,11 @@ class Reader:
         for what, instead in (
             (r"https://github\.com/convergeflow/convergeflow\b", f"{shlex.quote(str(ROOT))} convergeflow"),
             (r"make setup\b", f"ln -sfn {shlex.quote(str(FRESH))} .venv"),
-            (r"--minutes \S+", f"--minutes {self.minutes}" if self.minutes else r"\g<0>"),
+            (r"--minutes \S+", f"--steps {self.steps}" if self.steps else r"\g<0>"),
         ):
             changed = re.sub(what, instead, text)
             if changed != text:
-                print(f"  {block.place}: {what!r} became {instead!r}")
+                print(f"{block.place}: {what!r} became {instead!r}")
             text = changed
         return text
 
@@ -186,38 +187,46 @@ def clone(place: Path) -> Path:
     return target
 
 
+def visit(name: str, folder: Path, fresh: Path, steps: str) -> None:
+    """Follow a page as somebody who has nothing yet: a cache of their own and, if the page clones, an empty folder."""
+    own = folder / name.replace("/", "-")
+    own.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {
+        "PATH": f"{FRESH / BINARIES}{os.pathsep}{os.environ['PATH']}",
+        "CONVERGEFLOW_QUIET": "1",
+        "CONVERGEFLOW_CACHE": str(folder / f"cache-{own.name}"),
+    }
+    clones = "git clone" in (fresh / name).read_text(encoding="utf-8")
+    began = time.monotonic()
+    ran = Reader(own if clones else fresh, environment, steps).follow(fresh / name, name)
+    print(f"{name}: {ran} blocks did what the page says, {time.monotonic() - began:.0f} s", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "pages", nargs="*", default=PAGES, help="paths from the root; all that are followed in CI if absent"
-    )
-    parser.add_argument("--minutes", default="0.4", help="stands for --minutes N on a page; empty keeps the page's own")
+    parser.add_argument("pages", nargs="*", default=PAGES, help="paths from the root [default: all of the above]")
+    parser.add_argument("--steps", default="20", help="`--minutes N` becomes --steps of this; empty keeps the minutes")
+    parser.add_argument("--jobs", type=int, default=2, help="pages that are followed at the same time")
     options = parser.parse_args()
     if not (FRESH / BINARIES).is_dir():
         print("error: there is no environment with the wheel: run `make wheel` first", file=sys.stderr)
         return 2
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="follow-", ignore_cleanup_errors=True) as folder:
-        fresh = clone(Path(folder))
-        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        environment |= {
-            "PATH": f"{FRESH / BINARIES}{os.pathsep}{os.environ['PATH']}",
-            "CONVERGEFLOW_QUIET": "1",
-            "CONVERGEFLOW_CACHE": str(Path(folder) / "cache"),
-        }
-        for name in options.pages:
-            print(name, flush=True)
-            # The README and the start page begin before there is a clone.
-            place = fresh
-            if "git clone" in (fresh / name).read_text(encoding="utf-8"):
-                place = Path(folder) / name.replace("/", "-")
-                place.mkdir()
-            try:
-                ran = Reader(place, environment, options.minutes).follow(fresh / name, name)
-            except Failure as failure:
-                print(f"error: {failure}", file=sys.stderr)
-                return 1
-            print(f"  {ran} blocks did what the page says")
+    with tempfile.TemporaryDirectory(prefix="follow-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        fresh = clone(folder)
+        # A page that installs something is followed alone, behind the others.
+        alone = [name for name in options.pages if "pip install" in (fresh / name).read_text(encoding="utf-8")]
+        together = [name for name in options.pages if name not in alone]
+        try:
+            for names, jobs in ((together, options.jobs), (alone, 1)):
+                with ThreadPoolExecutor(jobs) as pool:
+                    for done in [pool.submit(visit, name, folder, fresh, options.steps) for name in names]:
+                        done.result()
+        except Failure as failure:
+            print(f"error: {failure}", file=sys.stderr)
+            return 1
     print(f"{len(options.pages)} pages in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -14,7 +14,7 @@ from convergeflow.data.prepare import prepare
 from convergeflow.data.provenance import contradiction, facts_of, recalled
 from convergeflow.errors import UserError
 from convergeflow.evaluation.reference import find_reference
-from convergeflow.zoo import load_model
+from convergeflow.zoo import load_model, locate
 
 WORDS = ("the", "old", "king", "went", "to", "sea", "with", "a", "small", "red", "boat", "and", "map", "of", "islands")
 
@@ -69,6 +69,16 @@ def test_the_training_corpus_is_taken_before_another_one(text: Path) -> None:
 def test_stories_do_not_judge_other_tokens(text: Path) -> None:
     with pytest.raises(UserError, match="tokenizer is not its own"):
         find_reference("stories", made(text, "a", 0.1).tokenizer, 4, 16, lambda said: None)
+
+
+@pytest.mark.parametrize("name", ["sotu-small", "sotu-whole"])
+def test_the_shipped_models_of_speeches_remember_their_split(name: str) -> None:
+    model = load_model(name)
+    trained_on = model.trained_on
+    assert trained_on is not None and model.tokenizer is not None
+    assert trained_on["fingerprint"] in (locate(name) / "card.md").read_text()
+    assert trained_on["tokenizer"] == model.tokenizer.sha256 and len(trained_on["texts"]) > 200
+    assert "1796-Washington-1.txt" in trained_on["split"]
 
 
 def test_a_trained_model_remembers_and_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> None:

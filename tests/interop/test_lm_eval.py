@@ -81,6 +81,9 @@ def test_what_does_not_fit_loses_its_beginning_and_wrong_options_are_refused() -
     long = "Mia was a bold girl. " * 20
     context, whole = harness._pair(long, "Now she was happy.")
     assert len(whole) == 64 and whole[-1] == harness.tokens.encode(".")[0] and whole[: len(context)] == context
+    assert ConvergeFlowLM("stories-ar", device="cuda:0").model.device.type in ("cpu", "cuda"), "the harness's default"
+    with pytest.raises(cf.UserError, match="unknown device"):
+        ConvergeFlowLM("stories-ar", device="gpu")
     with pytest.raises(cf.UserError, match="unknown option"):
         ConvergeFlowLM("stories-small", device="cpu", nef=3)
     with pytest.raises(cf.UserError, match="nearest words"):

@@ -13,6 +13,7 @@ import pytest
 from convergeflow.cli.main import main
 from convergeflow.results.record import frontier_of
 from convergeflow.studies import matched
+from convergeflow.zoo import load_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
@@ -62,7 +63,7 @@ def test_an_entropy_beside_the_data_is_called_a_tie_only_within_errors() -> None
         curves = frontier_of("t", "setting", {"m": curve((3.34, 2.0), spread=spread)})
         (row,) = matched.rows(curves)
         assert row["at_data_entropy"]["tie"] is tie and row["at_data_entropy"]["gap"] == pytest.approx(0.04)
-        assert ("(tie)" in matched.cells(row)[4]) is tie
+        assert ("(tie)" in matched.cells(row)[5]) is tie
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +83,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"] == [verdict]
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").iterdir()}
+
+
+def test_a_direct_predictor_is_read_at_the_settings_that_it_has() -> None:
+    """It has no token weights: its tokens are read off the prediction, and no temperature cools them."""
+    model = load_model("stories-direct")
+    settings = [setting.options["settings"] for setting in matched.settings_of(model, 8)]
+    assert len(settings) >= 2 and all(each.decode == "prediction" and each.temperature == 1 for each in settings)
+    for each in settings:
+        assert model.sample(1, 64, seeds=[0], settings=each).ids.shape == (1, 64)
+    assert {setting.options["settings"].decode for setting in matched.settings_of(load_model(), 8)} == {"weight"}
 
 
 @pytest.mark.parametrize(

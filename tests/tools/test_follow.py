@@ -48,10 +48,10 @@ print(number + 1)
 """
 
 
-def followed(follow: Any, place: Path, text: str, minutes: str = "") -> int:
+def followed(follow: Any, place: Path, text: str, steps: str = "") -> int:
     page = place / "page.md"
     page.write_text(text)
-    ran: int = follow.Reader(place, dict(os.environ), minutes).follow(page, "page.md")
+    ran: int = follow.Reader(place, dict(os.environ), steps).follow(page, "page.md")
     return ran
 
 
@@ -76,11 +76,11 @@ def test_a_page_that_lies_is_found_out(follow: Any, tmp_path: Path, change: tupl
     assert said in str(failure.value)
 
 
-def test_minutes_are_shortened_only_if_asked(follow: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = "```bash runnable\necho train --minutes 10 --out x\n```\n\n```text output\ntrain --minutes {} --out x\n```\n"
-    followed(follow, tmp_path, page.format("0.5"), minutes="0.5")
-    assert "--minutes 0.5" in capsys.readouterr().out
-    followed(follow, tmp_path, page.format("10"))
+def test_minutes_become_steps_only_if_asked(follow: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = "```bash runnable\necho train --minutes 10 --out x\n```\n\n```text output\ntrain {} --out x\n```\n"
+    followed(follow, tmp_path, page.format("--steps 20"), steps="20")
+    assert "--steps 20" in capsys.readouterr().out
+    followed(follow, tmp_path, page.format("--minutes 10"))
 
 
 def test_all_pages_that_teach_are_followed(follow: Any) -> None:

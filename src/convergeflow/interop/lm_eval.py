@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from convergeflow import zoo
+from convergeflow.device import NAMES, choose_device
 from convergeflow.errors import UserError
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.generation import sampler_arguments
@@ -64,7 +65,7 @@ class ConvergeFlowLM(LM):
         if isinstance(pretrained, LanguageModel):
             self.name, self.model = pretrained.method, pretrained
         else:
-            self.name, self.model = pretrained, zoo.load_model(pretrained, device=device or "auto")
+            self.name, self.model = pretrained, zoo.load_model(pretrained, device=_place(device))
         if self.model.tokenizer is None:
             raise UserError(f"{pretrained} has no tokenizer: the harness asks in text")
         self.tokens = self.model.tokenizer
@@ -148,6 +149,18 @@ class ConvergeFlowLM(LM):
         for stop in [until] if isinstance(until, str) else until:
             text = text.split(stop)[0] if stop else text
         return text
+
+
+def _place(device: str | None) -> str:
+    """A device of this package; the harness names a GPU by its number even where nobody asked and none is there."""
+    name = (device or "auto").partition(":")[0]
+    try:
+        choose_device(name)
+    except UserError:
+        if name not in NAMES:
+            raise
+        return "auto"
+    return name
 
 
 if NAME not in model_registry:

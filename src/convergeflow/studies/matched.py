@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convergeflow import files
@@ -62,6 +62,11 @@ def settings_of(model: LanguageModel, nfe: int) -> list[Setting]:
     flow = model.as_flow()
     if flow is None:
         return found
+    if getattr(model.config, "predictor", "weighted") != "weighted":  # no token weights to read or to cool
+        plain = [setting for setting in found if setting.options["settings"].temperature == 1]
+        found = [
+            Setting(each.label, {"settings": replace(each.options["settings"], decode="prediction")}) for each in plain
+        ]
     possible = []
     for setting in found:
         try:
@@ -147,7 +152,7 @@ def _ratio(one: Crossing, other: Crossing, n: int) -> Estimate:
     return Estimate(value, value * error, n)
 
 
-COLUMNS = ("model", "n", "points", "Gen. PPL at data entropy", "entropy there", "entropies of its points")
+COLUMNS = ("model", "NFE", "n", "points", "Gen. PPL at data entropy", "entropy there", "entropies of its points")
 
 
 def rows(curves: Frontier) -> list[dict[str, Any]]:
@@ -158,6 +163,7 @@ def rows(curves: Frontier) -> list[dict[str, Any]]:
         found.append(
             {
                 "model": name,
+                "nfe": points[0].nfe,
                 "n": points[0].n,
                 "points": len(points),
                 "at_data_entropy": curves.crossing(name).describe(),
@@ -174,7 +180,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     if at["gen_ppl"] is not None:
         there = "the data's" if at["gap"] == 0 else f"{at['gap']:+.3f} nat" + (" (tie)" if at["tie"] else "")
     shown = "never there" if at["gen_ppl"] is None else number(at["gen_ppl"], at["se"])
-    return [row["model"], str(row["n"]), str(row["points"]), shown, there, f"{low:.3f} to {high:.3f}"]
+    numbers = [str(row[name]) for name in ("nfe", "n", "points")]
+    return [row["model"], *numbers, shown, there, f"{low:.3f} to {high:.3f}"]
 
 
 def write_matched(measurer: Measurer, points: Mapping[str, Sequence[Any]], nfe: int) -> dict[str, Any]:
