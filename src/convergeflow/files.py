@@ -2,7 +2,8 @@
 
 A file or folder is written beside its place under a hidden name, forced to the disk and renamed. A reader sees the old
 one or the new one, never a part of it; a kill leaves at most a hidden draft. Only plain files are replaced: a device, a
-pipe, a folder or a symbolic link in the way is refused. JSON that may come from anybody goes through `read_json`.
+pipe, a folder or a symbolic link in the way is refused. JSON and YAML that may come from anybody go through `read_json`
+and `read_yaml`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ LOCK = ".lock"
 """How the names of locks end."""
 MOST_JSON_BYTES = 1 << 28
 """A JSON file that is larger is not one of ours."""
+MOST_YAML_BYTES = 1 << 20
+"""What people write in YAML is a page of text."""
 
 
 def cache_folder() -> Path:
@@ -204,3 +208,49 @@ def check_type(value: Any, kind: Any) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The YAML value of a file that anybody may have written; what cannot be read is refused in one line."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist or is no plain file")
+    if path.stat().st_size > MOST_YAML_BYTES:
+        raise UserError(
+            f"{path} has {path.stat().st_size:,} bytes: a file of this kind has {MOST_YAML_BYTES:,} at most"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text") from None
+    try:
+        return parse_yaml(text)
+    except UserError as wrong:
+        raise UserError(f"{path} is not valid YAML: {wrong}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """A YAML text as a plain value, without references."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_without_references())
+    except RecursionError:
+        raise UserError("it is nested too deeply") from None
+    # The library lets errors of dates, numbers and characters through as they are.
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise UserError(" ".join(str(error).split())[:200]) from None
+
+
+@cache
+def _without_references() -> Any:
+    """A loader of plain values; ten lines of references can stand for more text than any memory holds."""
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("references (*name) are not taken: write the value out")
+            return super().compose_node(parent, index)
+
+    return Plain

@@ -97,11 +97,11 @@ def test_what_is_no_archive_is_refused(file: Path) -> None:
     with pytest.raises(UserError, match="there is no file"):
         load_published(file)
     file.write_text("hello")
-    with pytest.raises(UserError, match="no torch archive"):
+    with pytest.raises(UserError, match="no torch file"):
         load_published(file)
     torch.save(checkpoint(), file)
     file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(UserError, match="no torch archive"):
+    with pytest.raises(UserError, match="no torch file"):
         load_published(file)
     with pytest.raises(UserError, match="`weights`"):
         load_published(file, weights="average")

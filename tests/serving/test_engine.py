@@ -15,6 +15,8 @@ import torch
 from convergeflow.data.tokenizer import stories_tokenizer
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.guidance import Controls
+from convergeflow.sampling.cohort import Cohort
+from convergeflow.sampling.events import End
 from convergeflow.sampling.settings import Freeze, Settings
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.serving.engine import Engine
@@ -135,6 +137,29 @@ def test_a_poisoned_request_fails_alone(flow: Served, engine: Engine) -> None:
         with pytest.raises(ConvergeFlowError, match=r"finite|no weights|no token weights|known tokens"):
             tickets[id(job)].result(60)
     assert not engine.flows.cohorts and not engine.flows.driver.cohorts
+
+
+def test_a_prediction_that_is_not_finite_is_refused_as_by_sample(
+    flow: Served, engine: Engine, monkeypatch: Any
+) -> None:
+    """The last state may be fine when the last prediction is not: one check serves `sample` and the server."""
+    whole = Cohort.end
+
+    def poisoned(self: Cohort) -> End:
+        end = whole(self)
+        mu = end.final.mu.clone()
+        mu[1:] = float("nan")
+        return replace(end, final=replace(end.final, mu=mu))
+
+    monkeypatch.setattr(Cohort, "end", poisoned)
+    said = []
+    with pytest.raises(ConvergeFlowError) as refusal:
+        flow.model.sample(2, LENGTH, seeds=[5, 6], settings=SETTINGS[0])
+    said.append(str(refusal.value))
+    with pytest.raises(ConvergeFlowError) as refusal:
+        engine.submit(Job(flow, [5, 6], LENGTH, {"settings": SETTINGS[0]})).result(60)
+    said.append(str(refusal.value))
+    assert all("seed 6 is not finite" in line and "1 of the 2" in line for line in said), said
 
 
 def test_a_mistake_of_the_engine_hangs_nobody(flow: Served, engine: Engine, monkeypatch: Any) -> None:

@@ -19,6 +19,8 @@ import pytest
 
 import convergeflow as cf
 from convergeflow.cli.main import main
+from convergeflow.serving.models import Served, Shelf
+from convergeflow.training import checkpoint
 from served import running, until, write_model
 
 pytestmark = pytest.mark.slow
@@ -168,6 +170,45 @@ def test_a_model_that_changes_is_loaded_again_and_a_torn_one_is_not(tmp_path: Pa
         time.sleep(3)
         assert tokens() == after
         assert server.stop(signal.SIGINT) == 0
+
+
+def test_a_copy_that_ends_with_a_small_file_is_loaded(tmp_path: Path) -> None:
+    """A manifest lists every file of a model: one that comes late, whichever it is, makes the copy whole."""
+    folder, other = tmp_path / "m", write_model(tmp_path / "other", seed=4)
+    write_model(folder, seed=3)
+    for each in (folder, other):
+        (each / "card.md").write_text(f"# {each.name}\n")
+        checkpoint.seal(each)
+    new = {path.name: path.read_bytes() for path in other.iterdir()}
+    shelf = Shelf([str(folder)])
+    said: list[str] = []
+    changed = [name for name in new if (folder / name).read_bytes() != new[name]]
+    for name in sorted(changed, key=lambda name: name == "card.md"):  # the card comes last
+        assert shelf.refresh(said.append) == []
+        (folder / name).write_bytes(new[name])
+    assert said and all("cannot be loaded" in line for line in said)
+    assert shelf.refresh(said.append) == ["m"]
+
+
+def test_a_copy_that_becomes_whole_while_it_is_refused_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = write_model(tmp_path / "m", seed=3), write_model(tmp_path / "other", seed=4)
+    new = (other / "model.safetensors").read_bytes()
+    shelf = Shelf([str(folder)])
+    load = Served.load
+
+    def slow(*how: Any) -> Served:
+        try:
+            return load(*how)
+        finally:
+            (folder / "model.safetensors").write_bytes(new)  # the copy ends while the server reads a part of it
+
+    (folder / "model.safetensors").write_bytes(new[:1000])
+    monkeypatch.setattr(Served, "load", slow)
+    assert shelf.refresh() == []
+    monkeypatch.setattr(Served, "load", load)
+    assert shelf.refresh() == ["m"]
 
 
 def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def short(*steps: int) -> list[dict[str, Any]]:
     return [{**stage, "steps": count} for stage, count in zip(stages, steps, strict=True)]
 
 
-@pytest.mark.parametrize(
+PARALLEL = pytest.mark.parametrize(
     ("parallel", "changes"),
     [
         ("ddp", {}),
@@ -34,6 +34,24 @@ def short(*steps: int) -> list[dict[str, Any]]:
     ],
     ids=["ddp", "ddp-accumulate", "fsdp", "fsdp-accumulate-muon"],
 )
+"""Ways to share a run; one process is the reference."""
+
+
+@PARALLEL
+def test_two_processes_repeat_to_the_bit(tmp_path: Path, parallel: str, changes: dict[str, Any]) -> None:
+    """Whatever order the processes come in: the sums between them are taken in one order."""
+    config = toy_config(stages=short(4, 3), parallel=parallel, **{**QUIET, **changes})
+    for name in ("once", "again"):
+        assert finish(start(tmp_path / name, config, world=2)) == [0, 0]
+    assert (tmp_path / "once/journal.jsonl").read_bytes() == (tmp_path / "again/journal.jsonl").read_bytes()
+    once, again = (checkpoint.present(tmp_path / name)[-1] for name in ("once", "again"))
+    files = sorted(path.name for path in once.iterdir())
+    assert {"model.safetensors", "ema.safetensors", "optimizer.safetensors", "manifest.json"} <= set(files)
+    for name in files:
+        assert (once / name).read_bytes() == (again / name).read_bytes(), name
+
+
+@PARALLEL
 def test_two_processes_follow_one(tmp_path: Path, parallel: str, changes: dict[str, Any]) -> None:
     changes = {**QUIET, **changes}
     # The toy's schedule fit squares a batch mean, the one loss here that is not a mean over rows: leave it out.

@@ -67,7 +67,8 @@ class ToyModel(nn.Module):
         ce = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         mse = (logits.softmax(-1) @ self.embedding.weight - clean).square().mean()
         total = ce if self.stage.objective == "ce" else mse
-        parts = {"ce": float(ce.detach()), "mse": float(mse.detach())}
+        # The last is a view of a weight, as a schedule's numbers are.
+        parts = {"ce": float(ce.detach()), "mse": float(mse.detach()), "bias": self.head.bias[0].detach()}
         if self.stage.learn_schedule:
             total = total + (self.schedule.loc - ce.detach()).square()
         return Loss(total * float("nan") if self.poison else total, parts)
@@ -100,6 +101,8 @@ class ToyTokenizer:
 
 class ToyCorpus:
     length, vocabulary, fingerprint = LENGTH, VOCABULARY, "toy-1"
+    name = "toy"
+    manifest = {"tokenizer": {"sha256": "t"}, "split": "the last ones", "sha256": {"heldout.bin": "h"}}  # noqa: RUF012
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)

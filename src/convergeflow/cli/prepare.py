@@ -87,7 +87,7 @@ def say_what_was_read(corpus: Corpus) -> None:
     source = corpus.manifest.get("source", {})
     skipped = source.get("skipped", [])
     if skipped:
-        console.note(f"read {len(source['files'])} files, passed over {len(skipped)}:")
+        console.note(f"read {len(source.get('files', []))} files, passed over {len(skipped)}:")
         for each in skipped[:SHOWN]:
             console.note(f"  {each['name']}: {each['reason']}")
         if len(skipped) > SHOWN:

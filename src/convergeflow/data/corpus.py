@@ -15,7 +15,7 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -56,6 +56,20 @@ class Splits(TypedDict):
     heldout: Split
 
 
+class PassedOver(TypedDict):
+    """A file that was not read, and why."""
+
+    name: StrictStr
+    reason: StrictStr
+
+
+class SourceFacts(TypedDict):
+    """What is read of the description of a source; it holds more."""
+
+    files: NotRequired[list[Any]]
+    skipped: NotRequired[list[PassedOver]]
+
+
 class CorpusManifest(TypedDict):
     """What is read of a manifest; it holds more."""
 
@@ -67,6 +81,7 @@ class CorpusManifest(TypedDict):
     splits: Splits
     split: StrictStr
     sha256: dict[Literal["train.bin", "heldout.bin", "unigram.npy", "tokenizer.json"], StrictStr]
+    source: NotRequired[SourceFacts]
 
 
 class _OtherFormat(UserError):

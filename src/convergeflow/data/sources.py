@@ -425,14 +425,28 @@ def _read_parquet(file: Path, field: str, skip: int, share: float = 1.0) -> Iter
     while groups and first + table.metadata.row_group(groups[0]).num_rows <= skip:
         first += table.metadata.row_group(groups.pop(0)).num_rows
     row, total = first, table.metadata.num_rows
-    for batch in table.iter_batches(batch_size=1024, row_groups=groups, columns=[field]):
-        for text in batch.column(0).to_pylist():
-            row += 1
-            if row <= skip:
-                continue
+    for text in _column(table, file, field, groups):
+        row += 1
+        if row > skip:
+            yield text, row / total
+
+
+def _column(table: Any, file: Path, field: str, groups: list[int]) -> Iterator[str]:
+    """The texts of a column; nothing in it is looked at before it is decoded."""
+    batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=[field])
+    while True:
+        # The library raises errors of its own, of values, characters and the operating system for what is damaged.
+        try:
+            texts = next(batches).column(0).to_pylist()
+        except StopIteration:
+            return
+        except Exception as failure:
+            said = " ".join(str(failure).split())[:120]
+            raise UserError(f"{file} is damaged, or its column {field!r} is not UTF-8 text: {said}") from None
+        for text in texts:
             if text is not None and not isinstance(text, str):
                 raise UserError(f"the column {field!r} of {file} holds {type(text).__name__}, not text")
-            yield text or "", row / total
+            yield text or ""
 
 
 _READERS: dict[str, Callable[[Path, str, int, float], Iterator[tuple[str, float]]]] = {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from convergeflow.errors import UserError
 from convergeflow.interop.layouts import DEFAULT_LENGTH, Found
 from convergeflow.interop.renaming import TRANSPOSED, Renaming, agreed, depth_of, extents, fill
+from convergeflow.systems.protocol import check_sizes
 from convergeflow.systems.published.elf import PublishedElf, PublishedElfConfig
 
 ELF_OUTSIDE = {
@@ -91,6 +92,7 @@ def elf_model(found: Found, which: str, length: int | None, encoder: str | None)
         prefix=size("prefix", *((name, 1) for name in ("t_emb_tokens", "self_cond_cfg_tokens", "mode_tokens"))),
         encoder_name=encoder or PublishedElfConfig.encoder_name,
     )
+    check_sizes(config, sample, found.place)
     model = PublishedElf(config)
     fill(model, renaming, found, which)
     return model

@@ -18,7 +18,7 @@ from convergeflow.interop.langflow import BLOCK, OUTSIDE_BLOCKS
 from convergeflow.interop.layouts import DEFAULT_LENGTH, Found
 from convergeflow.interop.renaming import Renaming, agreed, depth_of, extents, fill
 from convergeflow.systems.duo import DuoConfig
-from convergeflow.systems.protocol import LanguageModel
+from convergeflow.systems.protocol import LanguageModel, check_sizes
 from convergeflow.systems.published.autoregressive import PublishedAr, PublishedArConfig
 from convergeflow.systems.published.discrete import (
     PublishedDuo,
@@ -52,6 +52,7 @@ def family_model(
     prefix = "backbone." if any(name.startswith("backbone.") for name in sample) else ""
     sizes = _sizes(sample, prefix, says, found.place)
     sizes["length"] = length or says.length or DEFAULT_LENGTH
+    check_sizes(RivalConfig(**sizes), sample, found.place)
     remarks = [] if says.kind else ["the file does not say which method it was trained with; your word is taken"]
     if not (length or says.length):
         remarks.append(f"the file does not say its length: {DEFAULT_LENGTH} is assumed, unless `length` says otherwise")
@@ -216,8 +217,9 @@ class Says:
             if "model" in config and isinstance(config["model"], dict):
                 return cls._of_run(config)
             return cls._of_hub(config)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the settings in {place} are not those of the family: {error!r}") from None
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            said = " ".join(repr(error).split())[:200]
+            raise UserError(f"the settings in {place} are not those of the family: {said}") from None
 
     @classmethod
     def _of_hub(cls, config: Mapping[str, Any]) -> Says:

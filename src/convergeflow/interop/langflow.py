@@ -22,7 +22,7 @@ from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.files import check_type, read_json
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
-from convergeflow.systems.protocol import listing, misfits, read_tensors
+from convergeflow.systems.protocol import check_sizes, listing, misfits, read_tensors
 
 CUTOFF = 1e-5
 """LangFlow's clamp of the Gumbel quantiles; a constant of its code that is not among the weights."""
@@ -94,8 +94,7 @@ def load_langflow(source: str | Path, *, revision: str | None = None) -> Converg
             raise
         raise UserError(f"{config_file} is not a LangFlow configuration: {error}") from None
     weights = read_tensors(weights_file)
-    if config.least_parameters() > 2 * sum(tensor.numel() for tensor in weights.values()):
-        raise UserError(f"{config_file}: its sizes do not belong to the weights beside it, which are far fewer")
+    check_sizes(config, weights, config_file)
     return model_from_weights(weights, config, str(source), cutoff=values.gumbel_cutoff)
 
 

@@ -14,24 +14,25 @@ Moving averages without names are named by the weights beside them: buffers, whi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.files import read_json, read_yaml
+from convergeflow.interop.plain_pickle import SetAside
 from convergeflow.interop.torch_file import plain_values, read_torch_file
+from convergeflow.systems.protocol import read_tensors
 
 Tensors = dict[str, Tensor]
 BUFFER = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 """The one buffer that these networks store."""
+MOST_REPEATED = 1 << 20
+"""Bytes of a tensor that repeats its numbers: a few bytes can claim terabytes."""
 DEFAULT_LENGTH = 1024
 """Tokens per text where no settings are beside the weights: that of all published models but small ones."""
 PLAID_PARTS = ("model", "embedding_matrix", "noise_schedule", "gamma_bounds")
@@ -136,14 +137,10 @@ def _only_checkpoint(folder: Path) -> Found:
 
 
 def _hub_folder(folder: Path) -> Found:
-    config = read_json(folder / "config.json")
+    config = read_json(folder / "config.json", dict[str, Any], finite=False)
     weights = folder / HUB_WEIGHTS[0]
     if weights.is_file():
-        try:
-            tensors = load_file(weights)
-        except SafetensorError as error:
-            raise UserError(f"{weights} is not a whole safetensors file ({error}); copy it again") from None
-        return Found(str(folder), "hub folder", None, tensors, config)
+        return Found(str(folder), "hub folder", None, read_tensors(weights), config)
     contents = read_torch_file(folder / HUB_WEIGHTS[1])
     tensors = named_tensors(contents.value, folder / HUB_WEIGHTS[1])
     return Found(str(folder), "hub folder", None, tensors, config, frozenset(contents.aside))
@@ -185,7 +182,8 @@ def _in_file(path: Path) -> Found:
         raw = named_tensors(value["params"], path)
         average = value.get("ema_params1")
         return Found(str(path), "ELF file", raw, None if average is None else named_tensors(average, path), {}, aside)
-    raise UserError(f"{path} is no checkpoint in a known layout: it holds {', '.join(map(str, list(value)[:6]))}")
+    names = [name[:60] for name in value if isinstance(name, str)][:6]
+    raise UserError(f"{path} is no checkpoint in a known layout: it holds {', '.join(names) or 'no names'}")
 
 
 def _average(ema: Any, path: Path) -> list[Any] | None:
@@ -209,9 +207,13 @@ def named_tensors(value: Any, path: Path) -> Tensors:
     if not isinstance(value, Mapping):
         raise UserError(f"{path}: the weights are a {type(value).__name__}, not named tensors")
     for name, tensor in value.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            kind = getattr(tensor, "name", type(tensor).__name__)
+        if not isinstance(name, str):
+            raise UserError(f"{path}: a tensor is named by a {type(name).__name__}")
+        if not isinstance(tensor, Tensor):
+            kind = tensor.name if isinstance(tensor, SetAside) else type(tensor).__name__
             raise UserError(f"{path}: {name} is a {kind}, not a tensor")
+        if tensor.numel() * tensor.element_size() > max(MOST_REPEATED, tensor.untyped_storage().nbytes()):
+            raise UserError(f"{path}: {name} repeats few numbers until they are {tuple(tensor.shape)}")
     return dict(value)
 
 
@@ -227,19 +229,5 @@ def _hydra_settings(path: Path) -> dict[str, Any]:
     file = path.parent.parent / ".hydra" / "config.yaml"
     if not file.is_file():
         return {}
-    try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError):
-        raise UserError(f"{file} is not YAML") from None
+    config = read_yaml(file)
     return config if isinstance(config, dict) else {}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file} holds no settings")
-    return config

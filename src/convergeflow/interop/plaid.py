@@ -11,6 +11,7 @@ from convergeflow.errors import UserError
 from convergeflow.interop.layouts import DEFAULT_LENGTH, Found
 from convergeflow.interop.renaming import COLUMN, ROW, Renaming, agreed, depth_of, extents, fill
 from convergeflow.systems.plaid import PlaidConfig
+from convergeflow.systems.protocol import check_sizes
 from convergeflow.systems.published.plaid import PublishedPlaid
 
 PLAID_OUTSIDE = {
@@ -68,6 +69,7 @@ def plaid_model(found: Found, which: str, length: int | None) -> PublishedPlaid:
         dimension=size("dimension", ("model.input_linear.weight", 1), (TABLE, 1), ("model.selfcond_linear.weight", 1)),
         schedule_hidden=size("schedule", ("noise_schedule.W1", 0), ("noise_schedule.b1", 0), ("noise_schedule.W2", 1)),
     )
+    check_sizes(config, weights, found.place)
     model = PublishedPlaid(config)
     fill(model, renaming, found, which)
     return model

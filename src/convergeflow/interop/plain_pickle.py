@@ -48,13 +48,27 @@ class Refused(UserError):
 
 
 def _text_bytes(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1", "utf-8", "ascii"):
-        raise Refused(f"it encodes a text as {encoding!r}")
+    if not isinstance(encoding, str) or encoding not in ("latin1", "latin-1", "utf-8", "ascii"):
+        raise Refused("it encodes a text in an unknown way")
     return text.encode(encoding)
 
 
+def _keys(values: Any) -> Any:
+    """Refuse keys that are not plain: a few bytes can describe tuples in tuples whose hash takes years."""
+    for value in values:
+        if not isinstance(value, _PLAIN) and not (
+            isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value)
+        ):
+            raise Refused(f"its pickle has a {type(value).__name__} as a key")
+    return values
+
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), Name, SetAside)
+
+
 def _dictionary(items: Any = (), *_: Any) -> dict[Any, Any]:
-    return dict(items)
+    pairs = list(items.items() if isinstance(items, dict) else items)
+    return dict(zip(_keys([key for key, _ in pairs]), [value for _, value in pairs], strict=True))
 
 
 def _default_dictionary(*_: Any) -> dict[Any, Any]:
@@ -68,8 +82,8 @@ KNOWN: dict[str, Make] = {
     "builtins.dict": _dictionary,
     "builtins.list": lambda items=(): list(items),
     "builtins.tuple": lambda items=(): tuple(items),
-    "builtins.set": lambda items=(): set(items),
-    "builtins.frozenset": lambda items=(): frozenset(items),
+    "builtins.set": lambda items=(): set(_keys(items)),
+    "builtins.frozenset": lambda items=(): frozenset(_keys(items)),
     "builtins.int": lambda value=0: int(value),
     "builtins.float": lambda value=0.0: float(value),
     "builtins.bool": lambda value=False: bool(value),
@@ -122,6 +136,7 @@ def read(data: bytes, known: Mapping[str, Make], stored: Callable[[Any], Any]) -
 
 
 _MARK = object()
+_SIZED = (str, bytes, list, tuple, dict, set, frozenset)
 
 
 class _Reader:
@@ -132,8 +147,11 @@ class _Reader:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.aside: set[str] = set()
+        self.copies = 0
+        """How many more values may be copied from one container into another."""
 
     def run(self, data: bytes) -> Any:
+        self.copies = len(data)  # every value takes a byte at least, and is copied once at most
         for code, argument, _ in pickletools.genops(data):
             name = code.name
             if name == "STOP":
@@ -175,6 +193,9 @@ class _Reader:
             raise Refused("its pickle calls something that is no name")
         make = self.known.get(str(what))
         if make is not None:
+            self.copies -= sum(len(each) for each in arguments if isinstance(each, _SIZED))
+            if self.copies < 0:
+                raise Refused("its pickle copies containers without end")
             return make(*arguments)
         self.check(what)
         self.aside.add(str(what))
@@ -203,13 +224,13 @@ class _Reader:
         items = target.items if isinstance(target, SetAside) else target
         if not isinstance(items, dict):
             raise Refused(f"its pickle puts keys into a {type(target).__name__}")
-        items.update(zip(pairs[::2], pairs[1::2], strict=True))
+        items.update(zip(_keys(pairs[::2]), pairs[1::2], strict=True))
 
     def add_elements(self, values: list[Any]) -> None:
         target = self.stack[-1]
         elements = target.elements if isinstance(target, SetAside) else target
         if isinstance(elements, set):
-            elements.update(values)
+            elements.update(_keys(values))
         elif isinstance(elements, list):
             elements.extend(values)
         else:
@@ -262,7 +283,7 @@ class _Reader:
 
     def dict_of_marked(self, _: Any) -> None:
         values = self.marked()
-        self.stack.append(dict(zip(values[::2], values[1::2], strict=True)))
+        self.stack.append(dict(zip(_keys(values[::2]), values[1::2], strict=True)))
 
     def several(self, _: Any) -> None:
         values = self.marked()
@@ -307,7 +328,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     "TUPLE3": lambda reader, _: reader.tuple_of(3),
     "LIST": lambda reader, _: reader.stack.append(reader.marked()),
     "DICT": _Reader.dict_of_marked,
-    "FROZENSET": lambda reader, _: reader.stack.append(frozenset(reader.marked())),
+    "FROZENSET": lambda reader, _: reader.stack.append(frozenset(_keys(reader.marked()))),
     "SETITEM": _Reader.pair,
     "SETITEMS": _Reader.pairs,
     "APPEND": _Reader.one,

@@ -1,23 +1,23 @@
 """Reads the checkpoints that the paper's published code writes: one `.pt` file with "model" and "ema" weights.
 
-The network inside has LangFlow's names. The file is a torch archive, so it is opened with `weights_only=True`: tensors
-and plain containers are read, and the one class it also holds (argparse's Namespace, the run's options) is allowed by
-name; anything else is refused unread. The file carries no configuration; every size follows from the tensors.
+The network inside has LangFlow's names. The file is a torch archive: `torch_file` reads its tensors and plain
+containers, and sets the run's options aside. The file carries no configuration; every size follows from the tensors.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.interop.langflow import model_from_weights
+from convergeflow.interop.layouts import DEFAULT_LENGTH, named_tensors
+from convergeflow.interop.plain_pickle import SetAside
+from convergeflow.interop.torch_file import plain_values, read_torch_file
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 WEIGHTS = {"ema": "ema", "raw": "model"}
@@ -31,22 +31,15 @@ def load_published(file: str | Path, *, weights: str = "ema", length: int | None
     archive = _open(Path(file).expanduser())
     state = _state(archive, WEIGHTS[weights], file)
     if length is None:
-        length = int(getattr(archive.get("args"), "block_size", None) or 1024)
+        aside = archive.get("args")
+        options = plain_values(aside.state) if isinstance(aside, SetAside) else None
+        given = options.get("block_size") if isinstance(options, dict) else None
+        length = given if isinstance(given, int) and given > 0 else DEFAULT_LENGTH
     return model_from_weights(state, _config(state, length, file), f"{file} ({weights})")
 
 
 def _open(file: Path) -> Mapping[str, Any]:
-    if not file.is_file():
-        raise UserError(f"there is no file {file}")
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            # Mapped, not read: the optimizer's state is twice the size of the model and is never touched.
-            archive = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    # Depending on what is wrong torch raises unpickling, runtime, value, key or end-of-file errors.
-    except Exception as error:
-        forbidden = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds {forbidden[1]}, and reading that would run code" if forbidden else "it is no torch archive"
-        raise UserError(f"{file} is refused: {reason}; only tensors and plain containers are read") from None
+    archive = read_torch_file(file).value
     if not isinstance(archive, Mapping) or not {"model", "ema"} & set(archive):
         raise UserError(f'{file} is not a checkpoint of the published code: it has neither "model" nor "ema"')
     return archive
@@ -58,7 +51,7 @@ def _state(archive: Mapping[str, Any], key: str, file: str | Path) -> dict[str, 
         others = [word for word, name in WEIGHTS.items() if name in archive and name != key]
         hint = f"; try `weights` {others[0]}" if others else ""
         raise UserError(f'{file} has no weights under "{key}"{hint}')
-    return dict(state)
+    return named_tensors(state, Path(file))
 
 
 def _config(state: Mapping[str, Tensor], length: int, file: str | Path) -> ConvergeFlowConfig:

@@ -102,6 +102,7 @@ def extents(weights: Mapping[str, Tensor], places: Iterable[tuple[str, int]]) ->
 
 
 def depth_of(weights: Iterable[str], pattern: str) -> int:
-    """How many layers the names count; `pattern` has their number as its group."""
-    numbers = [int(found[1]) for name in weights if (found := re.match(pattern, name))]
-    return 1 + max(numbers, default=-1)
+    """How many layers the names count; `pattern` has their number as its group. There are no more than names."""
+    names = list(weights)
+    numbers = [int(found[1][:9]) for name in names if (found := re.match(pattern, name))]
+    return min(1 + max(numbers, default=-1), len(names))

@@ -7,6 +7,7 @@ through `torch.load` with `weights_only=True`, which refuses foreign objects alt
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,6 +66,12 @@ def read_torch_file(path: str | Path) -> Contents:
         return _read_before_zip(path)
     except Refused as reason:
         raise Refused(f"{path} is refused: {reason}; only tensors and plain containers are read") from None
+    except OSError:  # of the disk, and it says so
+        raise
+    # A damaged archive fails in many ways: checksums, versions, flags, names, sizes.
+    except Exception as failure:
+        said = " ".join(str(failure).split())[:120]
+        raise Refused(f"{path} is refused: it is damaged ({type(failure).__name__}: {said})") from None
 
 
 def _read_before_zip(path: Path) -> Contents:
@@ -117,7 +124,9 @@ def _opener(numbers: Callable[[str], torch.UntypedStorage]) -> Callable[[Any], _
         if not (isinstance(reference, tuple) and len(reference) == 5 and reference[0] == "storage"):
             raise Refused("it refers to something other than numbers")
         _, kind, key, _, count = reference
-        if not isinstance(kind, Name) or kind.module not in ("torch", "torch.storage") or kind.attribute not in DTYPES:
+        if not isinstance(kind, Name):
+            raise Refused("it stores numbers of a type without a name")
+        if kind.module not in ("torch", "torch.storage") or kind.attribute not in DTYPES:
             raise Refused(f"it stores numbers of the unknown type {kind}")
         dtype = DTYPES[kind.attribute]
         found = numbers(str(key))
@@ -154,22 +163,33 @@ TENSORS: dict[str, plain_pickle.Make] = {
 
 def _from_type(make: Any, arguments: Any) -> Tensor:
     if not isinstance(make, Name) or str(make) not in TENSORS:
-        raise Refused(f"it makes a tensor by {make}")
+        raise Refused(f"it makes a tensor by a {type(make).__name__}")
     made: Tensor = TENSORS[str(make)](*arguments)
     return made
 
 
-def plain_values(value: Any, depth: int = 32) -> Any:
+MOST_SETTINGS, MOST_TEXT, MOST_DEPTH = 100_000, 10_000, 32
+"""No run has more settings, longer ones or deeper ones; a file in which parts hold each other may seem to."""
+
+
+def plain_values(value: Any) -> Any:
     """The settings in objects of omegaconf and Lightning that were set aside, as plain containers; others stay."""
-    if depth == 0:
-        return None  # a file may hold a circle
-    if isinstance(value, SetAside) and value.name.startswith("omegaconf."):
-        state = value.state if isinstance(value.state, dict) else {}
-        return plain_values(state["_val"] if "_val" in state else state.get("_content"), depth - 1)
-    if isinstance(value, SetAside) and value.items:  # a dictionary under another name, as Lightning has
-        value = value.items
-    if isinstance(value, dict):
-        return {key: plain_values(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_values(item, depth - 1) for item in value]
-    return value
+    left = itertools.count(MOST_SETTINGS, -1)
+
+    def plain(value: Any, depth: int) -> Any:
+        if next(left) <= 0:
+            raise Refused("its settings have no end")
+        if depth == 0:
+            return None  # a file may hold a circle
+        if isinstance(value, SetAside) and value.name.startswith("omegaconf."):
+            state = value.state if isinstance(value.state, dict) else {}
+            return plain(state["_val"] if "_val" in state else state.get("_content"), depth - 1)
+        if isinstance(value, SetAside) and value.items:  # a dictionary under another name, as Lightning has
+            value = value.items
+        if isinstance(value, dict):
+            return {key: plain(item, depth - 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item, depth - 1) for item in value]
+        return None if isinstance(value, (str, bytes)) and len(value) > MOST_TEXT else value
+
+    return plain(value, MOST_DEPTH)

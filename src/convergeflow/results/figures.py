@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,13 +70,14 @@ def panels(number: int, *, width: float = 4.7, height: float = 3.7, columns: int
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """PNG and SVG under one name."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     with style():  # resolution and the names inside an SVG are chosen here
-        with files.replacing(paths[0]) as draft:
-            figure.savefig(draft)
-        with files.replacing(paths[1]) as draft:
-            figure.savefig(draft, metadata={"Date": None})
+        for path in paths:
+            drawn = io.BytesIO()  # an SVG is written in thousands of pieces: the disk sees one
+            about = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(drawn, format=path.suffix[1:], metadata=about)
+            with files.replacing(path) as draft:
+                draft.write_bytes(drawn.getvalue())
     pyplot.close(figure)
     return paths
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from convergeflow.errors import ConvergeFlowError
 from convergeflow.sampling.cohort import Cohort
 from convergeflow.sampling.decoding import Decoded
 from convergeflow.sampling.driver import Driver
@@ -26,6 +25,7 @@ from convergeflow.sampling.events import Call, Prediction
 from convergeflow.sampling.integration import cohort, initial_noise
 from convergeflow.serving.limits import Limits
 from convergeflow.serving.ticket import Answer, Busy, Cancelled, Delivered, Job, Ticket
+from convergeflow.systems.finite import check_end
 
 
 class Guarded:
@@ -298,8 +298,7 @@ def cohort_of(ticket: Ticket) -> Cohort:
 def answer_of(job: Job, flow: Cohort) -> Answer:
     """What a finished job made."""
     end = flow.end()
-    if not bool(torch.isfinite(end.x).all()):
-        raise ConvergeFlowError("the flow left the finite numbers: lower `scg`, `ug` or `refine`")
+    check_end(end, job.seeds)
     ids = end.decoded.by(job.arguments["settings"].decode)
     rows = [Decoded({rule: found[row] for rule, found in end.decoded.tokens.items()}) for row in range(len(ids))]
     return Answer(ids.cpu(), flow.calls.tolist(), [row.agreements() for row in rows])

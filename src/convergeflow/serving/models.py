@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,21 +16,19 @@ from convergeflow.sampling.settings import PRESETS
 from convergeflow.sampling.wrappers import NetworkPredictor
 from convergeflow.systems.protocol import LanguageModel
 
-FILES = ("config.json", "model.safetensors", "ema.safetensors", "tokenizer.json", "manifest.json")
-"""A change of one of these is a change of the model."""
-
-Signature = tuple[tuple[int, int, int], ...]
+Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def signature(folder: Path) -> Signature:
-    """What tells a folder's state from another: time, size and number of each of its files."""
+    """What tells a folder's state from another: name, time, size and number of each of its files.
+
+    All of them count: a manifest lists them all, so a copy is whole only when the last of them is there.
+    """
     found = []
-    for name in FILES:
-        try:
-            status = (folder / name).stat()
-            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        except FileNotFoundError:
-            found.append((0, 0, 0))
+    for path in sorted(folder.iterdir()):
+        with suppress(FileNotFoundError):  # gone since it was listed
+            status = path.stat()
+            found.append((path.name, status.st_mtime_ns, status.st_size, status.st_ino))
     return tuple(found)
 
 
@@ -96,19 +95,18 @@ class Shelf:
         """Load what has changed on disk; a folder that cannot be loaded is left as it was, and said so once."""
         changed = []
         for name, source in self.sources.items():
-            try:
-                now = signature(zoo.locate(source))
-                if now == self.models[name].signature or now == self._refused.get(name):
-                    continue
-                fresh = Served.load(name, source, self.device)
-                if fresh.signature != signature(zoo.locate(source)):
-                    continue  # still being written: the next round sees the end
-            except Exception as failure:
-                said = self._refused.get(name)
-                self._refused[name] = _signature_or_none(source)
-                if said != self._refused[name]:
-                    say(f"{name} has changed and cannot be loaded, the old one stays: {' '.join(str(failure).split())}")
+            now = _signature_or_none(source)
+            if now == self.models[name].signature or now == self._refused.get(name):
                 continue
+            try:
+                fresh = Served.load(name, source, self.device)
+            except Exception as failure:
+                # What was refused is what was there before: it may be whole by now.
+                self._refused[name] = now
+                say(f"{name} has changed and cannot be loaded, the old one stays: {' '.join(str(failure).split())}")
+                continue
+            if fresh.signature != _signature_or_none(source):
+                continue  # still being written: the next round sees the end
             self.models[name] = fresh
             self._refused.pop(name, None)
             changed.append(name)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from convergeflow import zoo
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.evaluation.assess import Assessor, SampleSet
 from convergeflow.evaluation.reference import Reference
 from convergeflow.evaluation.scorers import Advance, silent
+from convergeflow.files import read_yaml
 from convergeflow.results import record, sample_file
 from convergeflow.results.draw import Measurer, draw, origin
 from convergeflow.results.store import digest
@@ -84,10 +83,7 @@ def read_table(path: str | Path) -> CheckpointTable:
         file = SHIPPED / f"{file.name.removesuffix('.yaml')}.yaml"
     if not file.is_file():
         raise UserError(f"there is no table {path}: give a YAML file (see docs/peers.md), or table1")
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{file} is not YAML: {str(error).splitlines()[0]}") from None
+    values = read_yaml(file)
     if not isinstance(values, dict) or not isinstance(values.get("systems"), dict) or not values["systems"]:
         raise UserError(f"{file} names no `systems`")
     values = dict(values)

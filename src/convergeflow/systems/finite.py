@@ -28,8 +28,11 @@ def check_weights(weights: Mapping[str, Tensor], source: object) -> None:
         raise UserError(f"{source}: {wrong[0]}{more} holds values that are not finite: copy or train it again")
 
 
-def check_end(end: Any, seeds: Sequence[int], again: Callable[..., Any]) -> None:
-    """Refuse samples whose last state or prediction is not finite; `again` makes the batch again, observed."""
+def check_end(end: Any, seeds: Sequence[int], again: Callable[..., Any] | None = None) -> None:
+    """Refuse samples whose last state or prediction is not finite.
+
+    `again` makes the batch again, observed, to say at which step it happened; a server has no time for that.
+    """
     rows = _finite_rows(end.x) & _finite_rows(end.final.mu)
     fine = rows.tolist()  # the one read from the device
     if all(fine):
@@ -42,8 +45,9 @@ def check_end(end: Any, seeds: Sequence[int], again: Callable[..., Any]) -> None
             where = f"at step {step.index + 1} of {step.num_steps}"
             raise _Found
 
-    with contextlib.suppress(_Found):
-        again(observe=watch)
+    if again is not None:
+        with contextlib.suppress(_Found):
+            again(observe=watch)
     bad = [seed for seed, good in zip(seeds, fine, strict=True) if not good]
     raise ConvergeFlowError(
         f"the sample of seed {bad[0]} is not finite {where} ({len(bad)} of the {len(seeds)} in its batch): lower "

@@ -130,6 +130,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is damaged ({damage}): copy or train it again") from None
 
 
+def check_sizes(config: SystemConfig, weights: Mapping[str, Tensor], source: object) -> None:
+    """Refuse sizes that belong to a far larger network than the weights, before it is built."""
+    if config.least_parameters() > 2 * sum(tensor.numel() for tensor in weights.values()):
+        raise UserError(f"{source}: its sizes do not belong to these weights, which are far fewer")
+
+
 def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
     """How given tensors differ in name or shape from those that a model has, on one line; empty if they fit."""
     shapes = {name: (tuple(given[name].shape), tuple(own[name].shape)) for name in sorted(own.keys() & given.keys())}
@@ -370,8 +376,7 @@ class LanguageModel(nn.Module):
         if not (folder / WEIGHTS_FILE).is_file():
             raise ConvergeFlowError(f"{folder} has no {WEIGHTS_FILE}: copy or train it again")
         weights = read_tensors(folder / WEIGHTS_FILE)
-        if config.least_parameters() > 2 * sum(tensor.numel() for tensor in weights.values()):
-            raise UserError(f"{folder}: the sizes in {CONFIG_FILE} do not belong to these weights, which are far fewer")
+        check_sizes(config, weights, folder / CONFIG_FILE)
         with torch.random.fork_rng(devices=[]):
             model = cls(config)
         model.load_strictly(weights, folder)

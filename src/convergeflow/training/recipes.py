@@ -10,12 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from convergeflow.errors import UserError, unknown_name
-
-MOST_BYTES = 1 << 20
-"""A recipe is a page of text."""
+from convergeflow.files import parse_yaml, read_yaml
 
 
 def recipes() -> list[str]:
@@ -27,46 +23,17 @@ def recipes() -> list[str]:
 def read_recipe(name: str) -> dict[str, Any]:
     """The raw values of a recipe by name, or of the user's own YAML file."""
     if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
+        if not Path(name).is_file():
             raise UserError(f"no configuration file {name!r}")
-        if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{name} has {path.stat().st_size:,} bytes: a recipe has {MOST_BYTES:,} at most")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{name} is not UTF-8 text") from None
+        values = read_yaml(name)
     elif name in recipes():
         text = (resources.files("convergeflow") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+        values = parse_yaml(text)
     else:
         raise unknown_name("recipe", name, recipes())
-    try:
-        values = read_yaml(text)
-    except UserError as wrong:
-        raise UserError(f"{name} is not valid YAML: {wrong}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{name} does not hold keys and values")
     return values
-
-
-class _Plain(yaml.SafeLoader):
-    """YAML without references: ten lines of them can stand for more text than any memory holds."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("references (*name) are not taken: write the value out")
-        return super().compose_node(parent, index)
-
-
-def read_yaml(text: str) -> Any:
-    """A YAML value; what cannot be read is refused in one line."""
-    try:
-        return yaml.load(text, Loader=_Plain)
-    except RecursionError:
-        raise UserError("it is nested too deeply") from None
-    # The library lets errors of dates, numbers and characters through as they are.
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise UserError(" ".join(str(error).split())[:200]) from None
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
@@ -75,7 +42,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not equals or not key.strip():
         raise UserError(f"{text!r} is not key=value (example: stages.0.steps=100)")
     try:
-        return tuple(key.strip().split(".")), read_yaml(value)
+        return tuple(key.strip().split(".")), parse_yaml(value)
     except UserError:
         raise UserError(f"the value of {key.strip()} is not readable: {value!r}") from None
 

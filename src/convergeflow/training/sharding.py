@@ -33,9 +33,10 @@ class Doorway(nn.Module):
         result = getattr(self.model, call)(*values, **options)
         if not isinstance(result, Loss):
             return result
-        # A tuple and a dict of tensors, since the wrappers look for tensors in those and not in our records.
+        # A tuple and a dict of tensors, since the wrappers look for tensors in those and not in our records. Copies: a
+        # part may be a view of gathered weights, whose memory FSDP2 takes away after the backward pass.
         as_scalar = partial(torch.as_tensor, dtype=torch.float32, device=result.total.device)
-        return result.total, {name: as_scalar(value) for name, value in result.parts.items()}
+        return result.total, {name: as_scalar(value).detach().clone() for name, value in result.parts.items()}
 
 
 def shard(doorway: Doorway, *, training: bool) -> Doorway:

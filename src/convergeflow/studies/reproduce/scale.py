@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.files import read_yaml
 
 SCALES = ("test", "embedded", "paper")
 """The scales that descriptions of experiments know; another one takes what they say of one of these (`like`)."""
@@ -99,10 +100,8 @@ def scale_by_name(name: str) -> ExperimentScale:
 
 def _changed(path: Path) -> tuple[str, dict[str, Any]]:
     """What a user's file of sizes is like, and the sizes that it changes."""
-    import yaml
-
     try:
-        changes = yaml.safe_load(path.read_text(encoding="utf-8"))
+        changes = read_yaml(path)
         return str(changes.pop("like")), changes
-    except (OSError, yaml.YAMLError, AttributeError, KeyError):
+    except (UserError, AttributeError, KeyError, TypeError):
         raise UserError(f"{path} is not a file of sizes: it needs `like: paper` and the sizes that differ") from None
