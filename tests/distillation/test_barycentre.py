@@ -163,3 +163,23 @@ def test_spans_share_network_passes_and_do_not_touch_each_other() -> None:
         alone = average(predictor, ALONE, span, count, seed=10 * number)
         assert (together[number - 1].mu - alone.mu).abs().max() < 1e-12
         assert torch.equal(together[number - 1].tokens, alone.tokens)
+
+
+def test_the_teacher_goes_on_from_what_the_student_thinks() -> None:
+    """One point, K = 2, w = 2.5, by hand: the student's condition takes the place of the first prediction."""
+    schedule = SCHEDULES[2]
+    plain = toy(schedule)
+    predictor, x = Conditioned(plain.table, schedule, plain.log_base), starting_noise(8, 2, WIDTH, seed=9)
+    thought = predictor.table[torch.randint(VOCABULARY, (8, 2), generator=torch.Generator().manual_seed(2))]
+    at = levels(schedule, BEGIN, 8)
+
+    def mu(condition: Tensor | None) -> Tensor:
+        return predictor(x, at, condition).weigh(x, at).mu
+
+    u = mu(None)
+    p = torch.lerp(u, mu(thought), 2.5)
+    p = torch.lerp(u, mu(p), 2.5)
+    guided = Settings(nfe=3, controls=Controls(refine=2, scg=2.5))
+    shown = average(predictor, guided, Span(x, BEGIN, END, thought), 1)
+    assert (shown.mu - p).abs().max() < 1e-10
+    assert (shown.mu - average(predictor, guided, Span(x, BEGIN, END), 1).mu).abs().max() > 0.1

@@ -35,7 +35,7 @@ def student_of(teacher: Teacher, calls: tuple[int, ...], objective: str = "mse")
 def lesson(student: Student, rows: int = 6, seed: int = 0) -> dict[str, float]:
     tokens = torch.randint(11, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
     loss = student.loss(tokens, times=torch.zeros(rows), draws=RowDraws(range(seed, seed + rows)))
-    return {"loss": float(loss.total), **{name: float(value) for name, value in loss.parts.items()}}
+    return {"loss": float(loss.total.detach()), **{name: float(value) for name, value in loss.parts.items()}}
 
 
 def test_a_copy_of_a_plain_teacher_has_nothing_to_learn() -> None:

@@ -48,6 +48,7 @@ def test_an_evaluation_is_one_line_of_two_numbers() -> None:
     numbers = {"ce@2.2": 1.0, "mse@2.2": 0.1, "gain@2.2": 0.5, "bound": math.log(50.0), "context_free": math.log(200.0)}
     line = watch.in_words(numbers)
     assert line == "held-out perplexity at most 50 (200 without context: a gain of +1.39 nats per token)"
+    assert watch.in_words({**numbers, "bound_error": 0.2}).endswith("a gain of +1.39 \u00b1 0.20 nats per token)")
     assert "loss@0.1 2" in watch.in_words({"loss@0.1": 2.0})  # a method without a bound shows what it has
 
 
@@ -78,7 +79,9 @@ def test_a_run_names_its_stages_and_shows_what_it_journals(tmp_path: Path) -> No
     assert len(looks) == 2 and looks[0].startswith("step 3/5 (ce)  held-out perplexity at most ")
     assert all("@" not in look for look in looks)
     evaluations = [record["evaluate"] for record in records if "evaluate" in record]
-    assert {"bound", "context_free"} < set(evaluations[0]) and sum("@" in name for name in evaluations[0]) == 15
+    assert {"bound", "bound_error", "context_free"} < set(evaluations[0]) and sum(
+        "@" in name for name in evaluations[0]
+    ) == 15
 
 
 @pytest.fixture

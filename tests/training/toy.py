@@ -101,6 +101,8 @@ class ToyTokenizer:
 
 class ToyCorpus:
     length, vocabulary, fingerprint = LENGTH, VOCABULARY, "toy-1"
+    name = "toy"
+    manifest = {"tokenizer": {"sha256": "t"}, "split": "the last ones", "sha256": {"heldout.bin": "h"}}  # noqa: RUF012
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)

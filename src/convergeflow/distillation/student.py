@@ -2,9 +2,9 @@
 
 It samples with one call a step and is told what it predicted at the step before (`self_condition` previous). Training
 follows it: it walks from noise on its own few grid points, and at every state that it comes to the teacher shows what
-it would have done from there (`barycentre.py`). So the student learns at the states that it will meet, after its own
-errors too. The midpoint grids of 1, 2, 4, 8, ... steps have no point in common: the noise level tells the network how
-long its step is, and one student serves them all.
+it would do from there and from what the student thinks so far (`barycentre.py`). So the student learns at the states
+that it will meet, after its own errors too. The midpoint grids of 1, 2, 4, 8, ... steps have no point in common: the
+noise level tells the network how long its step is, and one student serves them all.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ class Student(ConvergeFlowModel):
             ends = [*(step.t for step in seen[1:]), 1.0]
             before = [torch.zeros_like(seen[0].mu), *(step.mu for step in seen)]
             for step, end, condition in zip(seen, ends, before, strict=False):
-                visits.append(Visit(Span(step.x_t, step.t, end), step.at, condition, number, rows))
+                span = Span(step.x_t, step.t, end, condition if step.index else None)
+                visits.append(Visit(span, step.at, condition, number, rows))
         return visits
 
     def _shown(self, words: Tensor, visits: list[Visit], draws: RowDraws) -> list[Barycentre]:

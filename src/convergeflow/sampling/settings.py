@@ -118,7 +118,7 @@ PRESETS: dict[str, Settings] = {
     "config-c": Settings(controls=Controls.configuration("C", refine=100, scg=30.0)),
     "langflow": Settings(nfe=64, self_condition="previous", grid="langflow"),
     "sharp": Settings(controls=Controls.configuration("A", refine=8, scg=2.5), temperature=0.3),
-    "swift": Settings(nfe=8, self_condition="previous", temperature=0.5),
+    "swift": Settings(nfe=8, self_condition="previous", temperature=0.7),
     "words": Settings(nfe=127, self_condition="none", solver="kernel", base_temperature=0.92, block=1),
 }
 """Settings by the paper's names, with its nominal strengths. `standard-code` and `standard-text` are the two readings

@@ -7,9 +7,9 @@ from convergeflow.markup import in_page
 from convergeflow.model.network import Shape
 from convergeflow.training.config import RunConfig
 
-MEASURED = """Held-out numbers: `bound` is an upper bound on the nats per token, `context_free` what word frequencies
-alone leave. The others are at fixed noise levels: `ce@g` in nats per token at gamma = g, `mse@g` per dimension,
-`gain@g` = nats better than the best prediction without context."""
+MEASURED = """Held-out numbers: `bound` is an estimate, with the standard error `bound_error`, of an upper bound on the
+nats per token, `context_free` what word frequencies alone leave. The others are at fixed noise levels: `ce@g` in nats
+per token at gamma = g, `mse@g` per dimension, `gain@g` = nats better than the best prediction without context."""
 MEASURED_OF_STUDENT = """Distance to the teacher on held-out noises, over all steps of walks of n calls (`mse@n` per
 dimension to the barycentre of a step, `ce@n` in nats per token to draws from its weights):"""
 

@@ -23,7 +23,7 @@ MONITOR_ROWS = 32
 NUM_SAMPLE_TEXTS = 4
 BOUND_DRAWS = 4
 """Noise levels for each held-out sequence in the likelihood bound."""
-BOUND, CONTEXT_FREE = "bound", "context_free"
+BOUND, BOUND_ERROR, CONTEXT_FREE = "bound", "bound_error", "context_free"
 """Nats per token of the held-out text: at most this many for the model, and what knowing word frequencies leaves."""
 
 
@@ -40,6 +40,7 @@ def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: A
     """
     count = min(config.evaluate_blocks, len(corpus.heldout))
     sums: dict[str, float] = {}
+    variance = 0.0
     for first in range(0, count, MONITOR_ROWS):
         rows = np.arange(first, min(first + MONITOR_ROWS, count))
         draws = RowDraws([derive_seed(config.seed, "monitor", int(row)) for row in rows], accelerator.device)
@@ -47,10 +48,14 @@ def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: A
         with accelerator.autocast():
             numbers = dict(doorway("monitor", tokens.to(accelerator.device), draws=draws))
             if doorway.model.bound_kind is not None:
-                numbers[BOUND] = doorway("bound", tokens, draws=draws, repeats=BOUND_DRAWS).nats_per_token
+                found = doorway("bound", tokens, draws=draws, repeats=BOUND_DRAWS)
+                numbers[BOUND] = found.nats_per_token
+                variance += (found.standard_error * len(rows) / count) ** 2
                 numbers[CONTEXT_FREE] = context_free(corpus, tokens)
         for name, value in numbers.items():
             sums[name] = sums.get(name, 0.0) + float(value) * len(rows) / count
+    if BOUND in sums and math.isfinite(variance):  # one sequence alone has no error to tell
+        sums[BOUND_ERROR] = variance**0.5
     return sums
 
 
@@ -69,9 +74,10 @@ def in_words(evaluation: dict[str, float]) -> str:
     if BOUND not in evaluation:
         return "held out: " + "  ".join(f"{name} {value:.4g}" for name, value in evaluation.items())
     bound, alone = evaluation[BOUND], evaluation[CONTEXT_FREE]
+    error = f" \u00b1 {evaluation[BOUND_ERROR]:.2f}" if BOUND_ERROR in evaluation else ""
     return (
         f"held-out perplexity at most {math.exp(min(bound, 99)):.4g} ({math.exp(alone):.4g} without context: a gain of "
-        f"{alone - bound:+.2f} nats per token)"
+        f"{alone - bound:+.2f}{error} nats per token)"
     )
 
 

@@ -17,14 +17,15 @@ from convergeflow.studies.reproduce.scale import scale_by_name
 from convergeflow.studies.reproduce.verdict import Verdict
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
-ELSEWHERE = {"natural", "calls"}
-"""Needs a corpus that is fetched on request, or a student whose records are still to be made."""
+ELSEWHERE = {"natural"}
+"""Needs a corpus that is fetched on request."""
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("committed") / "reproduction"
     shutil.copytree(RESULTS / "reproduction", folder)
+    shutil.copytree(RESULTS / "stories-swift", folder, dirs_exist_ok=True)
     shutil.copytree(RESULTS / "comparison-stories", folder.parent / "comparison-stories")
     return folder
 
