@@ -279,6 +279,9 @@ def fuzz(campaign: Campaign, share: float) -> None:
     fuzzer, trials = Fuzzer(campaign), campaign.trials
     for number, case in enumerate(KEPT):
         trials.once("fuzzed input: once wrong", number, lambda _, case=case: fuzzer.check(case))
-    for group, count in COUNTS.items():
-        for number, case in enumerate(drawn(group, max(2, round(share * count)), trials.seed)):
+    for group, full in COUNTS.items():
+        count = max(2, round(share * full))
+        if all((f"fuzzed input: {group}", str(number)) in trials.done for number in range(count)):
+            continue  # drawing takes its time too
+        for number, case in enumerate(drawn(group, count, trials.seed)):
             trials.once(f"fuzzed input: {group}", number, lambda _, case=case: fuzzer.check(case))
