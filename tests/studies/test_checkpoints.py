@@ -62,7 +62,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = ["--tokenizer", str(folder / "words"), "--length", "16", "--out", str(folder / "corpus")]
     assert main(["prepare", str(folder / "text.txt"), *made]) == 0
     about = {"title": "Tiny", "corpus": "corpus", "scorer": "scorer", "num": 40, "length": 16}
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**about, "systems": SYSTEMS}, sort_keys=False))
+    written = json.loads(json.dumps({**about, "systems": SYSTEMS}))  # else YAML refers to what stands in two places
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
     return folder / "tiny.yaml"
 
 

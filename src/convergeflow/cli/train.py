@@ -108,6 +108,8 @@ def _sorted(words: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
             overrides.append(word)
         elif "/" in word or Path(word).suffix:
             raise UserError(f"no such file or folder: {word}")
+        elif recipe is not None:
+            raise UserError(f"{word!r} is no text and not key=value: write a change as in batch=32")
         else:
             raise unknown_name("recipe or text", word, {*recipes(), *CORPORA})
     return recipe, sources, overrides

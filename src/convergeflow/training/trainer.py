@@ -158,42 +158,12 @@ class Trainer:
 
     def run(self, *, resume: bool = False) -> TrainingEnd:
         """Train from the start, or from the newest whole checkpoint, to the last stage's end or a stop request."""
-        config = self.config
         start, kept = self._restore() if resume else (0, {})
-        self.journal = None
-        if self.accelerator.is_main_process:
-            self.journal = Journal(self.setup.out, **kept, tensorboard=config.tensorboard)
-        if start == 0:
-            parameters = sum(parameter.numel() for parameter in self.model.parameters())
-            self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
-        self.setup.reporter.advance(start)
-        step, saved = start, start if resume else -1
-        clock, pace, stage = _Clock(start), _Clock(start), -1
-        read_ahead = Ahead(self._tokens, self.accelerator.device, config.total_steps)
+        self._open_journal(start, kept)
+        read_ahead = Ahead(self._tokens, self.accelerator.device, self.config.total_steps)
         try:
             with StopRequest() as stop:
-                stopped = False
-                while step < self.config.total_steps and not stopped:
-                    index, local = self.config.stage_at(step)
-                    if index != stage:
-                        self._enter_stage(index, first=local == 0)
-                        stage = index
-                    asked = stop.asked
-                    numbers, stopped = self._train_step(step, read_ahead(step), asked)
-                    if stopped and not asked:
-                        stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
-                    step += 1
-                    last = self._is_last(step, stage) or (stopped and not stop.signal_number)
-                    logged = self._log(step, stage, numbers, clock, last)
-                    self._look(step, stage, last)
-                    changed = not (last or stopped) and self._keep_pace(step, pace)
-                    if last or stopped or changed or step % config.checkpoint_every == 0:
-                        self._save(step)
-                        saved = step
-                    if changed and self.accelerator.is_main_process:
-                        files.write_json(self.setup.out / "run.json", self.config.to_dict())
-                    if logged:
-                        clock.restart(step)  # leaves out looking and saving
+                step, saved = self._steps(start, start if resume else -1, read_ahead, stop)
                 number = stop.signal_number
         finally:
             read_ahead.close()
@@ -202,6 +172,42 @@ class Trainer:
         folder = self.setup.out / checkpoint.FOLDER / f"{checkpoint.PREFIX}{saved:08d}"
         finished = step == self.config.total_steps
         return TrainingEnd(step, finished, folder, 0 if finished else number, self.evaluation)
+
+    def _open_journal(self, start: int, kept: dict[str, Any]) -> None:
+        """One process writes it; a new run begins with what is trained on what."""
+        self.journal = None
+        if self.accelerator.is_main_process:
+            self.journal = Journal(self.setup.out, **kept, tensorboard=self.config.tensorboard)
+        if start == 0:
+            parameters = sum(parameter.numel() for parameter in self.model.parameters())
+            self._write({"corpus": self.corpus.fingerprint, "parameters": parameters})
+        self.setup.reporter.advance(start)
+
+    def _steps(self, step: int, saved: int, read_ahead: Ahead, stop: StopRequest) -> tuple[int, int]:
+        """Train from `step` on; returns the last step, and that of the last checkpoint (`saved` if there is none)."""
+        clock, pace, stage, stopped = _Clock(step), _Clock(step), -1, False
+        while step < self.config.total_steps and not stopped:
+            index, local = self.config.stage_at(step)
+            if index != stage:
+                self._enter_stage(index, first=local == 0)
+                stage = index
+            asked = stop.asked
+            numbers, stopped = self._train_step(step, read_ahead(step), asked)
+            if stopped and not asked:
+                stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
+            step += 1
+            last = self._is_last(step, stage) or (stopped and not stop.signal_number)
+            logged = self._log(step, stage, numbers, clock, last)
+            self._look(step, stage, last)
+            changed = not (last or stopped) and self._keep_pace(step, pace)
+            if last or stopped or changed or step % self.config.checkpoint_every == 0:
+                self._save(step)
+                saved = step
+            if changed and self.accelerator.is_main_process:
+                files.write_json(self.setup.out / "run.json", self.config.to_dict())
+            if logged:
+                clock.restart(step)  # leaves out looking and saving
+        return step, saved
 
     def _is_last(self, step: int, stage: int) -> bool:
         """Whether no further step of a stage follows."""
