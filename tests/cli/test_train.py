@@ -139,8 +139,9 @@ def test_text_that_nobody_prepared_becomes_a_model_that_every_command_takes(
 def test_minutes_are_kept_by_the_clock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trial said that a step takes a millionth of what it does: the clock ends the run, with a model."""
-    from convergeflow.training import automatic
+    """The trial said that a step takes a millionth of what it does, and the pace is never looked at: the clock ends the
+    run, with a model."""
+    from convergeflow.training import automatic, trainer
 
     real = automatic.estimate
 
@@ -150,6 +151,8 @@ def test_minutes_are_kept_by_the_clock(
         return replace(real(*arguments), seconds_per_step=1e-6)  # type: ignore[arg-type]
 
     monkeypatch.setattr(automatic, "estimate", hopeful)
+    monkeypatch.setattr(trainer, "PACE_AFTER", 1 << 40)
+    monkeypatch.setattr(trainer, "PACE_EVERY", 1 << 40)
     text, out = one_file(tmp_path), tmp_path / "run"
     assert main(["train", str(text), *TINY, "--minutes", "0.15", "--out", str(out), "--json"]) == 0
     told = capsys.readouterr()
