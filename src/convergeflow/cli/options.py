@@ -40,6 +40,9 @@ Force = Annotated[
     bool, typer.Option("--force", help="Take real text even if its tokenizer or split contradicts the training set.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+TrainingDevice = Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")]
 
 
 def _compute_in(context: typer.Context, name: str | None) -> str | None:
