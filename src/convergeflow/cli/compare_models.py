@@ -26,16 +26,7 @@ def compare_models(names: Sequence[str], asked: Asked, given: Set[str]) -> None:
     from convergeflow.results.store import Store, readable
     from convergeflow.studies import matched
 
-    if len(names) < len(asked.changes or ()) or given & {"systems", "steps", "bound", "fair"}:
-        raise UserError(
-            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair train"
-        )
-    if len(set(names)) < len(names) or len(names) < 2:
-        raise UserError("name two models or more, each once: `convergeflow compare A B`")
-    budgets = asked.budgets if "nfe" in given else [NFE]
-    if len(budgets) > 1:
-        raise UserError("models are compared at one --nfe")
-    (nfe,), chosen, num = budgets, protocol_named(asked.protocol), asked.num
+    nfe, chosen, num = _checked(names, asked, given), protocol_named(asked.protocol), asked.num
     corpus = asked.corpus if "corpus" in given else None
     models = {name: zoo.load_model(name, device=asked.device) for name in names}
     matched.check_tokens(models)
@@ -67,3 +58,17 @@ def compare_models(names: Sequence[str], asked: Asked, given: Set[str]) -> None:
     print_table(matched.COLUMNS, [matched.cells(row) for row in summary["rows"]])
     for verdict in summary["verdicts"]:
         print(verdict["says"])
+
+
+def _checked(names: Sequence[str], asked: Asked, given: Set[str]) -> int:
+    """The one number of network calls; what only training systems have is refused."""
+    if len(names) < len(asked.changes or ()) or given & {"systems", "steps", "bound", "fair"}:
+        raise UserError(
+            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair train"
+        )
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise UserError("name two models or more, each once: `convergeflow compare A B`")
+    budgets = asked.budgets if "nfe" in given else [NFE]
+    if len(budgets) > 1:
+        raise UserError("models are compared at one --nfe")
+    return budgets[0]
