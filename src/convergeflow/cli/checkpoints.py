@@ -16,7 +16,7 @@ from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.files import replacing_folder, write_json
 
 if TYPE_CHECKING:
-    from convergeflow.cli.compare import Asked
+    from convergeflow.cli.compare import CompareOptions
     from convergeflow.studies.checkpoints import CheckpointStudy, Entry
 
 ORIGIN = "origin.json"
@@ -25,7 +25,7 @@ STARTED_BY = "CONVERGEFLOW_STARTED_BY"
 """Says in the environment which process started this one, and must be alive."""
 
 
-def compare_checkpoints(table_file: str, asked: Asked, given: Set[str]) -> None:
+def compare_checkpoints(table_file: str, asked: CompareOptions, given: Set[str]) -> None:
     """Import, estimate, sample in so many processes, score, and write the page."""
     for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force", "fair"):
         if name in given:
@@ -139,7 +139,7 @@ def _draw_here(study: CheckpointStudy, rank: int, world: int) -> None:
         study.draw(rank, world)
 
 
-def _draw_in_processes(study: CheckpointStudy, table_file: str, asked: Asked) -> None:
+def _draw_in_processes(study: CheckpointStudy, table_file: str, asked: CompareOptions) -> None:
     """The same command once per part; a failure of one ends the others."""
     from convergeflow.device import visible_to
 

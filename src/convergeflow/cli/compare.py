@@ -13,7 +13,7 @@ from convergeflow.errors import UserError
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompareOptions:
     """What was asked for. Each of the three jobs has some of it and refuses the rest."""
 
     changes: Annotated[
@@ -80,8 +80,8 @@ class Asked:
         return found
 
 
-@options.unfolded("asked", Asked)
-def compare(context: typer.Context, asked: Asked) -> None:
+@options.unfolded("asked", CompareOptions)
+def compare(context: typer.Context, asked: CompareOptions) -> None:
     """Compare all systems at equal size, tokens and batch, with one scorer, and draw a frontier for each.
 
     Trains what is missing, samples every system along its own temperature or guidance at each NFE, and writes records,

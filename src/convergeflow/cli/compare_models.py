@@ -10,13 +10,13 @@ from convergeflow.cli.console import command_line, note, print_json, print_table
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from convergeflow.cli.compare import Asked
+    from convergeflow.cli.compare import CompareOptions
 
 NFE = 64
 """Network calls per sample, if none are given: models need no second number."""
 
 
-def compare_models(names: Sequence[str], asked: Asked, given: Set[str]) -> None:
+def compare_models(names: Sequence[str], asked: CompareOptions, given: Set[str]) -> None:
     """Estimate, sample, score, and say which model is better at one entropy."""
     from convergeflow import zoo
     from convergeflow.evaluation.assess import assessor_for
@@ -60,7 +60,7 @@ def compare_models(names: Sequence[str], asked: Asked, given: Set[str]) -> None:
         print(verdict["says"])
 
 
-def _checked(names: Sequence[str], asked: Asked, given: Set[str]) -> int:
+def _checked(names: Sequence[str], asked: CompareOptions, given: Set[str]) -> int:
     """The one number of network calls; what only training systems have is refused."""
     if len(names) < len(asked.changes or ()) or given & {"systems", "steps", "bound", "fair"}:
         raise UserError(

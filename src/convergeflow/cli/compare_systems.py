@@ -10,11 +10,11 @@ from convergeflow.cli.console import command_line, note, print_json, print_table
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
-    from convergeflow.cli.compare import Asked
+    from convergeflow.cli.compare import CompareOptions
     from convergeflow.studies.study import Study
 
 
-def compare_systems(asked: Asked) -> None:
+def compare_systems(asked: CompareOptions) -> None:
     """Train what is missing, measure every system, and write the table."""
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
@@ -42,7 +42,7 @@ def compare_systems(asked: Asked) -> None:
     _run(kind(base, wanted, budgets, measurer, bound_draws=asked.bound, device=asked.device), asked)
 
 
-def _run(study: Study, asked: Asked) -> None:
+def _run(study: Study, asked: CompareOptions) -> None:
     """Say what it costs, run it, and write the table after every system: a stopped comparison leaves what it has."""
     from convergeflow.results.store import readable
     from convergeflow.studies import table
