@@ -10,7 +10,9 @@ Nothing is imported before it is asked for, so that naming things costs nothing.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TypeVar
@@ -18,6 +20,12 @@ from typing import TypeVar
 from convergeflow.errors import UserError, unknown_name
 
 T = TypeVar("T")
+
+
+@functools.lru_cache(maxsize=1)
+def scanned(path: tuple[str, ...]) -> metadata.EntryPoints:
+    """All entry points of the installed packages: looked for once, and again only if `sys.path` has changed."""
+    return metadata.entry_points()
 
 
 class Registry(Mapping[str, T]):
@@ -50,7 +58,7 @@ class Registry(Mapping[str, T]):
         return name in self._known or any(point.name == name for point in self._points())
 
     def _points(self) -> metadata.EntryPoints:
-        return metadata.entry_points(group=self.group)
+        return scanned(tuple(sys.path)).select(group=self.group)
 
     def _from_elsewhere(self, name: str) -> T:
         points = [point for point in self._points() if point.name == name]
