@@ -177,12 +177,14 @@ def test_a_recipe_in_so_many_minutes_or_steps(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_dry_run_refuses_what_the_run_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A corpus of bytes for a recipe that says bpe of 1024: the corpus wins, a contradiction is refused both times."""
-    text, corpus, out = one_file(tmp_path), str(tmp_path / "corpus"), str(tmp_path / "run")
+    text, corpus, out = tmp_path / "book.txt", str(tmp_path / "corpus"), str(tmp_path / "run")
+    text.write_text(prose(1, 2000))
     assert main(["prepare", str(text), "--tokenizer", "byte", "--length", "32", "--out", corpus]) == 0
     capsys.readouterr()
     sizes = ["model.width=16", "model.depth=1", "model.heads=1", "batch=4", "evaluate_blocks=4", "sample_nfe=4"]
-    assert main(["train", "sotu", corpus, *sizes, "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["vocabulary"] == 257
+    for named in (f"corpus.name={corpus}", corpus):
+        assert main(["train", "sotu", named, *sizes, "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["vocabulary"] == 257
     for words in (["--dry-run"], ["--out", out]):
         assert main(["train", "sotu", corpus, *sizes, "corpus.vocabulary=4096", *words]) == 2
         assert "has a vocabulary of 257, not 4096" in capsys.readouterr().err

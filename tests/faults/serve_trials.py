@@ -183,12 +183,7 @@ class ServeTrials:
                 connection.close()
             if ended.code != -signal.SIGKILL:
                 return f"ended by itself with {ended.code}: {ended.last}"
-        with served(folder, server.port) as server:
-            if not server.answers():
-                return f"did not start again: {server.end().last}"
-            if server.tokens() != self.expected[0]:
-                return "other tokens after the kill"
-            return self.closed(server, before, folder)
+        return self.comes_back(folder, server.port, before)
 
     def killed_starting(self, dice: random.Random) -> str | None:
         """Killed at a moment of its start."""
@@ -196,7 +191,11 @@ class ServeTrials:
         before = content(folder)
         with served(folder) as server:
             time.sleep(dice.uniform(0, 0.5))
-        with served(folder, server.port) as server:
+        return self.comes_back(folder, server.port, before)
+
+    def comes_back(self, folder: Path, port: int, before: dict[str, bytes]) -> str | None:
+        """Started again at its address it answers as before, and its folder is what it was."""
+        with served(folder, port) as server:
             if not server.answers():
                 return f"did not start again: {server.end().last}"
             if server.tokens() != self.expected[0]:

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.files import replacing_folder, write_json
 
 if TYPE_CHECKING:
+    from convergeflow.cli.compare import CompareOptions
     from convergeflow.studies.checkpoints import CheckpointStudy, Entry
 
 ORIGIN = "origin.json"
@@ -24,39 +25,31 @@ STARTED_BY = "CONVERGEFLOW_STARTED_BY"
 """Says in the environment which process started this one, and must be alive."""
 
 
-def compare_checkpoints(
-    table_file: str,
-    out: Path | None,
-    systems: str,
-    processes: int,
-    part: str | None,
-    places: Mapping[str, str | None],
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Import, estimate, sample in so many processes, score, and write the page.
-
-    `places` are the options that say where and in which formats; every process gets them.
-    """
-    rank, world = _part(part)
-    study = _study(table_file, out, systems, str(places["device"]), scoring=part is None and not dry_run)
-    if part is not None:
+def compare_checkpoints(table_file: str, asked: CompareOptions, given: Set[str]) -> None:
+    """Import, estimate, sample in so many processes, score, and write the page."""
+    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force", "fair"):
+        if name in given:
+            raise UserError(f"`{name}` is for systems that are trained; with --checkpoints the table's file says it")
+    rank, world = _part(asked.part)
+    scoring = asked.part is None and not asked.dry_run
+    study = _study(table_file, asked.out, asked.systems, asked.device, scoring=scoring)
+    if asked.part is not None:
         _draw_here(study, rank, world)
         return
     for entry in study.table.entries:
         if entry.source is None:
             note(f"{entry.name}: left out, it has no hub name; give its file as `source` ({entry.remark})")
-    if _print_costs(study, processes, dry_run, as_json):
+    if _print_costs(study, asked.processes, asked.dry_run, asked.json):
         return
-    if processes == 1:
+    if asked.processes == 1:
         _draw_here(study, 0, 1)
     else:
-        _draw_in_processes(study, table_file, systems, processes, places)
+        _draw_in_processes(study, table_file, asked)
     from convergeflow.studies import checkpoint_page
 
     summary = checkpoint_page.write_page(study, list(study.rows()))
     note(f"wrote table.md, table.html, table.json and the frontier in {study.measurer.store.folder}")
-    if as_json:
+    if asked.json:
         print_json({name: summary[name] for name in ("title", "about", "rows", "left_out")})
         return
     print_table(checkpoint_page.COLUMNS, [checkpoint_page.cells(row) for row in summary["rows"]])
@@ -146,25 +139,23 @@ def _draw_here(study: CheckpointStudy, rank: int, world: int) -> None:
         study.draw(rank, world)
 
 
-def _draw_in_processes(
-    study: CheckpointStudy, table_file: str, systems: str, processes: int, places: Mapping[str, str | None]
-) -> None:
+def _draw_in_processes(study: CheckpointStudy, table_file: str, asked: CompareOptions) -> None:
     """The same command once per part; a failure of one ends the others."""
     from convergeflow.device import visible_to
 
     store = study.measurer.store
-    command = [sys.executable, "-m", "convergeflow", "compare", "--checkpoints", table_file, "--systems", systems]
-    command += ["--out", str(store.folder)]
-    command += [word for name, value in places.items() if value is not None for word in (f"--{name}", value)]
+    command = [sys.executable, "-m", "convergeflow", "compare", "--checkpoints", table_file]
+    command += ["--systems", asked.systems, "--out", str(store.folder), "--device", asked.device]
+    command += [] if asked.precision is None else ["--precision", asked.precision]
     running = [
         subprocess.Popen(
-            [*command, "--part", f"{rank + 1}/{processes}"],
+            [*command, "--part", f"{rank + 1}/{asked.processes}"],
             env={**os.environ, STARTED_BY: str(os.getpid()), **visible_to(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(processes)
+        for rank in range(asked.processes)
     ]
     try:
         for process in running:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convergeflow.cli.console import command_line, note, print_json, print_table, progress
 from convergeflow.errors import UserError
 
+if TYPE_CHECKING:
+    from convergeflow.cli.compare import CompareOptions
 
-def compare_models(
-    names: Sequence[str],
-    *,
-    corpus: str | None,
-    force: bool,
-    budgets: Sequence[int],
-    num: int,
-    scorer: str,
-    protocol: str,
-    out: Path | None,
-    device: str,
-    dry_run: bool,
-    json: bool,
-) -> None:
+NFE = 64
+"""Network calls per sample, if none are given: models need no second number."""
+
+
+def compare_models(names: Sequence[str], asked: CompareOptions, given: Set[str]) -> None:
     """Estimate, sample, score, and say which model is better at one entropy."""
     from convergeflow import zoo
     from convergeflow.evaluation.assess import assessor_for
@@ -32,36 +26,49 @@ def compare_models(
     from convergeflow.results.store import Store, readable
     from convergeflow.studies import matched
 
-    if len(set(names)) < len(names) or len(names) < 2:
-        raise UserError("name two models or more, each once: `convergeflow compare A B`")
-    if len(budgets) > 1:
-        raise UserError("models are compared at one --nfe")
-    (nfe,), chosen = budgets, protocol_named(protocol)
-    models = {name: zoo.load_model(name, device=device) for name in names}
+    nfe, chosen, num = _checked(names, asked, given), protocol_named(asked.protocol), asked.num
+    corpus = asked.corpus if "corpus" in given else None
+    models = {name: zoo.load_model(name, device=asked.device) for name in names}
     matched.check_tokens(models)
     length = min(int(model.config.length) for model in models.values())
     for name, model in models.items():
         real = corpus or zoo.trained_on(name, length)
-        reference = find_reference(real, model.tokenizer, num, length, note, trained_on=model.trained_on, force=force)
+        reference = find_reference(
+            real, model.tokenizer, num, length, note, trained_on=model.trained_on, force=asked.force
+        )
     costs = matched.seconds(models, nfe, num, length)
-    if dry_run and json:
+    if asked.dry_run and asked.json:
         print_json({"seconds": sum(costs.values()), "models": costs})
         return
     for name, cost in costs.items():
         note(f"{name}: sampling about {readable(cost)}")
     note(f"together about {readable(sum(costs.values()))} if no point is kept, without scoring")
-    if dry_run:
+    if asked.dry_run:
         return
-    assessor = assessor_for(reference, scorer, device=device, say=note)
-    store = Store(out or Path("out") / "compare-models", note=note)
+    assessor = assessor_for(reference, asked.scorer, device=asked.device, say=note)
+    store = Store(asked.out or Path("out") / "compare-models", note=note)
     measurer = Measurer(store, assessor, chosen, range(num), length, command=command_line())
     with progress("comparing") as bar:
         points = dict(matched.measure(measurer, models, nfe, bar.advance))
     summary = matched.write_matched(measurer, points, nfe)
     note(f"wrote compare.md, compare.json and the frontier in {store.folder}")
-    if json:
+    if asked.json:
         print_json({name: summary[name] for name in ("nfe", "rows", "verdicts")})
         return
     print_table(matched.COLUMNS, [matched.cells(row) for row in summary["rows"]])
     for verdict in summary["verdicts"]:
         print(verdict["says"])
+
+
+def _checked(names: Sequence[str], asked: CompareOptions, given: Set[str]) -> int:
+    """The one number of network calls; what only training systems have is refused."""
+    if len(names) < len(asked.changes or ()) or given & {"systems", "steps", "bound", "fair"}:
+        raise UserError(
+            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair train"
+        )
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise UserError("name two models or more, each once: `convergeflow compare A B`")
+    budgets = asked.budgets if "nfe" in given else [NFE]
+    if len(budgets) > 1:
+        raise UserError("models are compared at one --nfe")
+    return budgets[0]

@@ -24,11 +24,9 @@ def distill(
     ] = None,
     recipe: Annotated[str, typer.Option(help="The recipe, by name or as a YAML file.")] = "swift",
     out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/TEACHER-swift]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")] = None,
+    resume: options.Resume = False,
+    dry_run: options.DryRun = False,
+    device: options.TrainingDevice = None,
     json: options.Json = False,
 ) -> None:
     """Train a student that makes a teacher's long steps with one network call each.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -40,6 +45,9 @@ Force = Annotated[
     bool, typer.Option("--force", help="Take real text even if its tokenizer or split contradicts the training set.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+TrainingDevice = Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")]
 
 
 def _compute_in(context: typer.Context, name: str | None) -> str | None:
@@ -65,6 +73,34 @@ Weights = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def unfolded(parameter: str, kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the fields of a dataclass as options, in the place of its parameter that takes them as one."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    options = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(kind)
+    ]
+
+    def of(function: Callable[..., Any]) -> Callable[..., Any]:
+        own, own_hints = inspect.signature(function), typing.get_type_hints(function, include_extras=True)
+        kept = [
+            each.replace(annotation=own_hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, each in own.parameters.items()
+            if name != parameter
+        ]
+
+        @wraps(function)
+        def command(**given: Any) -> Any:
+            picked = {option.name: given.pop(option.name) for option in options}
+            return function(**{parameter: kind(**picked)}, **given)
+
+        command.__signature__ = own.replace(parameters=kept + options)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in kept + options}
+        return command
+
+    return of
 
 
 def check_files(*files: Path | None) -> None:

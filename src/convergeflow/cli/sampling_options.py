@@ -6,18 +6,17 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, make_dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from convergeflow.cli import options
 from convergeflow.errors import UserError
 from convergeflow.systems.options import declared, settings_of, tuned
 
@@ -102,25 +101,4 @@ def _grid(value: str) -> str | tuple[float, ...]:
     return tuple(float(t) for t in read_array(Path(value)).reshape(-1))
 
 
-def takes_sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace the parameter `sampling: SamplingOptions` of a command by the options themselves."""
-    own = inspect.signature(function)
-    hints = typing.get_type_hints(function, include_extras=True)
-    shared = fields(SamplingOptions)
-    options = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type) for f in shared
-    ]
-    kept = [
-        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in own.parameters.items()
-        if name != "sampling"
-    ]
-
-    @wraps(function)
-    def command(**given: Any) -> Any:
-        picked = {f.name: given.pop(f.name) for f in shared}
-        return function(sampling=SamplingOptions(**picked), **given)
-
-    command.__signature__ = own.replace(parameters=kept + options)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in kept + options}
-    return command
+takes_sampling_options = options.unfolded("sampling", SamplingOptions)

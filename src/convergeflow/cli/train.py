@@ -47,15 +47,13 @@ def train(
     steps: Annotated[
         int | None, typer.Option(min=1, help="So many in all: every stage and its warm-up in proportion.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
+    resume: options.Resume = False,
     init_from: Annotated[
         str | None, typer.Option(help="Start from a model's weights: a shipped name, a folder or a run.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="What to train; the same as model.method=NAME.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")] = None,
+    dry_run: options.DryRun = False,
+    device: options.TrainingDevice = None,
     json: options.Json = False,
 ) -> None:
     """Train a model on your text, or by a recipe; without either on the stories that come with the package.

@@ -48,11 +48,13 @@ def test_equal(left: Estimate, expected: Verdict) -> None:
     assert verdict.equal(left, exactly(100.0), what="a").verdict == expected
 
 
-def test_lower_counts_differences_not_ratios() -> None:
-    assert verdict.lower(estimate(5.40), estimate(5.44), what="H").verdict == Verdict.REPRODUCED
-    assert verdict.lower(estimate(5.43), estimate(5.44), what="H").verdict == Verdict.TOO_NOISY
-    assert verdict.lower(estimate(5.50), estimate(5.44), what="H").verdict == Verdict.NOT_REPRODUCED
-    assert verdict.lower(estimate(5.40, 0.03), estimate(5.44, 0.03), what="H").verdict == Verdict.TOO_NOISY
+def test_below_counts_plain_differences_where_ratios_mean_nothing() -> None:
+    assert verdict.below(estimate(5.40), estimate(5.44), relative=False, what="H").verdict == Verdict.REPRODUCED
+    assert verdict.below(estimate(5.43), estimate(5.44), relative=False, what="H").verdict == Verdict.TOO_NOISY
+    assert verdict.below(estimate(5.50), estimate(5.44), relative=False, what="H").verdict == Verdict.NOT_REPRODUCED
+    assert (
+        verdict.below(estimate(5.40, 0.03), estimate(5.44, 0.03), relative=False, what="H").verdict == Verdict.TOO_NOISY
+    )
 
 
 def test_a_claim_about_many_comparisons() -> None:
@@ -73,10 +75,10 @@ def test_a_claim_about_many_comparisons() -> None:
 def test_what_is_not_there_is_told_from_what_cannot_be_seen() -> None:
     """Open for noise: the paper's own difference would not be seen. Open for the corpus: it would be, and is not."""
     left, right = estimate(3.38, 0.007), estimate(3.385, 0.007)
-    assert verdict.lower(left, right, what="H", effect=-0.2).verdict == Verdict.OTHER_CORPUS
-    assert verdict.lower(left, right, what="H", effect=-0.01).verdict == Verdict.TOO_NOISY
-    assert verdict.lower(left, right, what="H").verdict == Verdict.TOO_NOISY
-    assert "tie" in verdict.lower(left, right, what="H").evidence
+    assert verdict.below(left, right, relative=False, what="H", effect=-0.2).verdict == Verdict.OTHER_CORPUS
+    assert verdict.below(left, right, relative=False, what="H", effect=-0.01).verdict == Verdict.TOO_NOISY
+    assert verdict.below(left, right, relative=False, what="H").verdict == Verdict.TOO_NOISY
+    assert "tie" in verdict.below(left, right, relative=False, what="H").evidence
     assert verdict.below(estimate(99, 3.0), estimate(100), what="", effect=-0.6).verdict == Verdict.OTHER_CORPUS
     assert verdict.below(estimate(94, 4.0), estimate(100), what="", effect=-0.11).verdict == Verdict.TOO_NOISY, "may be"
     assert verdict.below(estimate(80, 3.0), estimate(100), what="", effect=-0.6).verdict == Verdict.REPRODUCED

@@ -24,10 +24,9 @@ from convergeflow.studies.reproduce.verdict import (
     equal,
     every,
     exactly,
-    lower,
     measured,
     not_measured,
-    relative_resolution,
+    resolution,
     show,
 )
 
@@ -50,7 +49,7 @@ def _lowers(result: ExperimentResult, curve: str, number: str) -> Judgement:
     if number == "entropy":
         left, right = measured(last["values"], number), measured(first["values"], number)
         what = f"entropy of '{curve}' in nats, strongest against weakest setting"
-        return lower(left, right, what=what, paper=said, effect=after - before)
+        return below(left, right, relative=False, what=what, paper=said, effect=after - before)
     what = f"Gen. PPL of '{curve}', strongest against weakest setting"
     return trade_off.gen_ppl_below(last, first, what=what, paper=said, effect=after / before - 1)
 
@@ -98,11 +97,11 @@ def not_outward(result: ExperimentResult, pairs: Mapping[str, Pair], what: str) 
         if ratio is None:
             found.append(not_measured(f"the curves with {name} share no range of entropy in this run"))
             continue
-        resolution = relative_resolution(ratio, exactly(1.0))
-        outward = ratio.value < 1.0 - resolution
+        least = resolution(ratio, exactly(1.0))
+        outward = ratio.value < 1.0 - least
         evidence = f"Gen. PPL with over without w_ug {how}, {name}: {show(ratio)}"
         # A run that cannot see a shift of a tenth cannot say that there is none.
-        found.append(Judgement(decide(not outward, resolved=outward or resolution <= 0.1), evidence))
+        found.append(Judgement(decide(not outward, resolved=outward or least <= 0.1), evidence))
     return every(found, what=what)
 
 
@@ -207,8 +206,8 @@ def point_equal(
 
 def curve_below(result: ExperimentResult, left: str, right: str, number: str, what: str) -> Judgement:
     """The only point of one curve lies below the only point of another: Gen. PPL by its ratio, others in nats."""
-    compare = below if number == "gen_ppl" else lower
-    return compare(*(measured(result.values_of(curve=name), number) for name in (left, right)), what=what)
+    points = [measured(result.values_of(curve=name), number) for name in (left, right)]
+    return below(*points, relative=number == "gen_ppl", what=what)
 
 
 def _at(result: ExperimentResult, curve: str, place: str) -> Record:
@@ -229,7 +228,7 @@ def varies_less(result: ExperimentResult, left: str, right: str, number: str, wh
     """The range of a number along one curve is smaller than along another; Gen. PPL by its logarithm."""
     spread = _log_range if number == "gen_ppl" else _range
     ranges = [spread([record["values"] for record in result.curve(name)], number) for name in (left, right)]
-    return lower(*ranges, what=what, paper=paper)
+    return below(*ranges, relative=False, what=what, paper=paper)
 
 
 def _log_range(series: list[dict[str, Any]], number: str) -> Estimate:

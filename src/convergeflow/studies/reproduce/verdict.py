@@ -85,9 +85,14 @@ def _unresolved(resolved: bool, seen: bool, effect: str) -> str:
     return f"; a tie, though the paper's own difference, {effect}, would be seen" if seen else "; a tie within errors"
 
 
-def relative_resolution(left: Estimate, right: Estimate, tolerance: float = TOLERANCE) -> float:
-    """The smallest relative difference that counts: the tolerance, or two standard errors of the difference."""
-    noise = 2.0 * math.hypot(left.se, right.se) / (abs(right.value) or 1.0)
+def _scale(right: Estimate, relative: bool) -> float:
+    """What differences from `right` are divided by."""
+    return (abs(right.value) or 1.0) if relative else 1.0
+
+
+def resolution(left: Estimate, right: Estimate, tolerance: float = TOLERANCE, *, relative: bool = True) -> float:
+    """The smallest difference that counts: the tolerance, or two standard errors of the difference."""
+    noise = 2.0 * math.hypot(left.se, right.se) / _scale(right, relative)
     # An unknown error (one sample alone) resolves nothing.
     return max(TOLERANCE, tolerance, noise) if math.isfinite(noise) else math.inf
 
@@ -97,46 +102,29 @@ def below(
     right: Estimate,
     *,
     what: str,
+    relative: bool = True,
     tolerance: float = TOLERANCE,
     paper: str = "",
     effect: float | None = None,
 ) -> Judgement:
-    """The claim that `left` is smaller than `right`; `effect` is the paper's own relative difference, if it has one."""
-    resolution = relative_resolution(left, right, tolerance)
-    difference = (left.value - right.value) / (abs(right.value) or 1.0)
-    resolved, seen = abs(difference) > resolution, absent(difference, effect, resolution)
-    tie = _unresolved(resolved, seen, f"{effect or 0:+.1%}")
-    evidence = (
-        f"{what}: {show(left)} against {show(right)} ({difference:+.1%}; this run resolves {resolution:.1%}{tie})"
-    )
-    return Judgement(decide(difference < 0, resolved=resolved, seen=seen), evidence, paper)
+    """The claim that `left` is smaller than `right`; `effect` is the paper's own difference, if it has one.
 
-
-def lower(
-    left: Estimate,
-    right: Estimate,
-    *,
-    what: str,
-    resolution: float = TOLERANCE,
-    paper: str = "",
-    effect: float | None = None,
-) -> Judgement:
-    """The claim that `left` is smaller, where differences matter and not ratios (entropies in nats)."""
-    difference = left.value - right.value
-    noise = 2.0 * math.hypot(left.se, right.se)
-    resolution = max(resolution, noise) if math.isfinite(noise) else math.inf
-    resolved, seen = abs(difference) > resolution, absent(difference, effect, resolution)
-    tie = _unresolved(resolved, seen, f"{effect or 0:+.3f}")
-    evidence = (
-        f"{what}: {show(left)} against {show(right)} ({difference:+.3f}; this run resolves {resolution:.3f}{tie})"
-    )
+    Differences are relative to `right`, or plain ones where ratios mean nothing (entropies in nats).
+    """
+    form = ".1%" if relative else ".3f"
+    least = resolution(left, right, tolerance, relative=relative)
+    difference = (left.value - right.value) / _scale(right, relative)
+    resolved, seen = abs(difference) > least, absent(difference, effect, least)
+    tie = _unresolved(resolved, seen, f"{effect or 0:+{form}}")
+    found = f"{difference:+{form}}; this run resolves {least:{form}}{tie}"
+    evidence = f"{what}: {show(left)} against {show(right)} ({found})"
     return Judgement(decide(difference < 0, resolved=resolved, seen=seen), evidence, paper)
 
 
 def equal(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = "") -> Judgement:
     """The claim that two numbers agree within the tolerance; a run that cannot resolve the tolerance says so."""
     tolerance = max(TOLERANCE, tolerance)
-    scale = abs(right.value) or 1.0
+    scale = _scale(right, relative=True)
     difference = abs(left.value - right.value) / scale
     noise = 2.0 * math.hypot(left.se, right.se) / scale
     apart = f"apart by {difference:.1%}, tolerance {tolerance:.1%}, noise {noise:.1%}"
