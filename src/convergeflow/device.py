@@ -1,15 +1,16 @@
 """Which device and which number formats to use: the only file that names an accelerator.
 
-| | CPU | CUDA | MPS |
-|---|---|---|---|
-| trunk | float32 | bfloat16 autocast | float32 |
-| base logits <h, W_j> | float32 | bfloat16 operands, float32 sums | float32 |
-| kernel <x, e_j> | float32 | float32 accuracy on tensor cores | float32 |
-| mean E^T w | float32 | bfloat16 operands, float32 sums | float32 |
-| state | float64 | float64 | float32: the device has no float64 |
+| | CPU | CPU, training with `precision=bf16` | CUDA | MPS |
+|---|---|---|---|---|
+| trunk | float32 | bfloat16 autocast | bfloat16 autocast | float32 |
+| base logits <h, W_j> | float32 | bfloat16 operands, float32 sums | bfloat16 operands, float32 sums | float32 |
+| kernel <x, e_j> | float32 | bfloat16 operands, float32 sums | float32 accuracy on tensor cores | float32 |
+| mean E^T w | float32 | bfloat16 operands, float32 sums | bfloat16 operands, float32 sums | float32 |
+| state | float64 | - | float64 | float32: the device has no float64 |
 
-bfloat16 is slower than float32 on CPUs without units for it. `precision_of` is this table, and everything reads it; a
-CUDA device without bfloat16 takes the CPU's column.
+`precision_of` is this table, and everything reads it; a CUDA device without bfloat16 takes the CPU's first column. The
+second one is for the steps of training alone, on CPUs with instructions for bfloat16 (`reduced_products`): elsewhere
+bfloat16 is slower than float32.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from convergeflow.errors import UserError, unknown_name
 
@@ -54,12 +57,14 @@ FULL = Precision(torch.float32, torch.float32, torch.float32, torch.float32, tor
 DOUBLE = Precision(*(torch.float64,) * 5)
 HALF = Precision(torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16, torch.float64)
 SINGLE = Precision(*(torch.float32,) * 5)
+REDUCED = Precision(*(torch.bfloat16,) * 4, torch.float64)
 PRECISIONS = {"float32": FULL, "float64": DOUBLE}
 """What a user can choose in place of the device's own column."""
 PUBLISHED = "published"
 """The device's own column, with the kernel term rounded to bfloat16 as the paper's code rounds it."""
 
 _chosen: list[str] = []
+_reduced: list[bool] = []
 
 
 def precision_of(device: torch.device, table: torch.dtype = torch.float32) -> Precision:
@@ -69,7 +74,7 @@ def precision_of(device: torch.device, table: torch.dtype = torch.float32) -> Pr
     if _chosen and _chosen[-1] != PUBLISHED:
         return PRECISIONS[_chosen[-1]] if device.type != "mps" else SINGLE
     half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    own = SINGLE if device.type == "mps" else HALF if half else FULL
+    own = SINGLE if device.type == "mps" else HALF if half else REDUCED if reduces(device) else FULL
     return replace(own, rounded=torch.bfloat16) if _chosen else own
 
 
@@ -113,16 +118,64 @@ def trunk_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
+@lru_cache
+def bfloat16_pays(device: torch.device) -> bool:
+    """Whether products of bfloat16 are faster than float32's there; a CPU needs instructions for them."""
+    if device.type != "cpu":
+        return True
+    tell = getattr(torch.cpu, "get_capabilities", None)  # older versions answer for x86 alone
+    found = {"avx512_bf16": torch.cpu._is_avx512_bf16_supported()} if tell is None else tell()
+    has = any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return has and bool(torch.backends.mkldnn.is_available())
+
+
+@contextmanager
+def reduced_products(device: torch.device, wanted: bool = True) -> Iterator[None]:
+    """For a step of training, forward and backward: products of float32 are made of bfloat16 ones, the kernel's too.
+
+    Sums stay float32. Two rounded operands move a logit of width d by about 2^-9 (|h||W_j| + kernel |x||e_j|) / sqrt(d)
+    nats: 0.01 where the kernel decides at width 128. Nothing happens where a CPU has no instructions for it, and on
+    other devices, whose own column has bfloat16 where it does no harm.
+    """
+    if not (wanted and device.type == "cpu" and bfloat16_pays(device)):
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    _reduced.append(True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        _reduced.pop()
+        torch.set_float32_matmul_precision(before)
+
+
+def reduces(device: torch.device) -> bool:
+    """Whether `reduced_products` holds there now."""
+    return bool(_reduced) and device.type == "cpu"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    """Scaled dot-product attention; `attn_mask` is true where a query sees a key.
+
+    The library's, but written out for training in bfloat16 on a CPU: its backward pass is six times slower there.
+    """
+    if not (q.is_cpu and q.dtype == torch.bfloat16 and torch.is_grad_enabled()):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return (scores if attn_mask is None else scores.masked_fill(~attn_mask, -1e9)).softmax(-1).to(v.dtype) @ v
+
+
 @dataclass(frozen=True)
 class Placement:
-    """A device, and the format of autocast on it, if any."""
+    """A device, and the format of autocast on it in training, if any."""
 
     device: torch.device
     autocast: torch.dtype | None
 
 
-def choose_device(name: str = "auto") -> Placement:
-    """The device by name, or the fastest one present."""
+def choose_device(name: str = "auto", precision: str = "auto") -> Placement:
+    """The device by name, or the fastest one present; with the format of a run's `precision`, auto, fp32 or bf16."""
     if name not in NAMES:
         raise UserError(f"unknown device {name!r} (known: {', '.join(NAMES)})")
     if name == "auto":
@@ -132,7 +185,8 @@ def choose_device(name: str = "auto") -> Placement:
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps' is not available on this machine; use `device` cpu")
     device = torch.device(name)
-    return Placement(device, precision_of(device).autocast)
+    own = precision_of(device).autocast
+    return Placement(device, own if precision == "auto" else torch.bfloat16 if precision == "bf16" else None)
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:

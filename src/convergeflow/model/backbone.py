@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from convergeflow.device import attend
 from convergeflow.errors import UserError
 from convergeflow.model.views import WHOLE, View
 
@@ -103,7 +104,7 @@ def rotate(x_BHLK: Tensor, start: int = 0) -> Tensor:
 class Attention(nn.Module):
     """Full attention, no biases; `mix` can be replaced by another way to weigh the values."""
 
-    mix = staticmethod(functional.scaled_dot_product_attention)
+    mix = staticmethod(attend)
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

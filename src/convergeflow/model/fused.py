@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convergeflow.device import memory_of, precision_of
+from convergeflow.device import memory_of, precision_of, reduces
 from convergeflow.errors import UserError
 
+CPU = torch.device("cpu")
 CPU_TILE = 1024
 """Tokens per tile on a CPU: the tile and the operands of its products stay in the outer cache."""
 CPU_CELLS = 1 << 20
@@ -135,6 +136,21 @@ def _as_rounded(scores: Tensor, kernel: Tensor, dtype: torch.dtype) -> Tensor:
     return (factor * scores.detach()).to(dtype).to(scores) / factor.clamp_min(torch.finfo(scores.dtype).tiny)
 
 
+def filled_in(present: Tensor, missing: Tensor, make: Callable[[Any], Tensor]) -> Tensor:
+    """`present` [B, L, d], with what `make` gives for an index of rows at the positions [B, L] that are missing.
+
+    Where looking costs nothing, a pass of the head is spared: on a CPU none is made if nothing is missing, as in most
+    passes of a sampler, and under `reduced_products` one of the rows in question. float32 makes one of all rows, for
+    the sums of a row may round otherwise among others.
+    """
+    if present.is_cpu and not bool(missing.any()):
+        return present
+    if not reduces(present.device):
+        return torch.where(missing[..., None], make(...), present)
+    rows = missing.any(-1).nonzero()[:, 0]
+    return present.index_copy(0, rows, torch.where(missing[rows][..., None], make(rows), present[rows]))
+
+
 def scores_room(device: torch.device) -> int:
     """How many bytes of kernel scores may be kept: a device with memory of its own says what it has to spare."""
     return SHARED_SCORES_BYTES if device.type == "cpu" else memory_of(device).spare
@@ -187,7 +203,7 @@ def kept_bytes(num: int, vocabulary: int, element_size: int = 4) -> int:
 def exact_products() -> Iterator[None]:
     """Full float32 products: the kernel term is tens of nats and reduced precision would move whole nats."""
     precision = torch.get_float32_matmul_precision()
-    if precision == "highest":
+    if precision == "highest" or reduces(CPU):
         yield
         return
     torch.set_float32_matmul_precision("highest")
@@ -451,10 +467,15 @@ class _TileLogits:
         self.operands = operands
         x, kernel = operands.x, operands.kernel
         self.scaled = None if x is None or kernel is None else x * kernel[:, None]
+        self.joint: tuple[Tensor, Tensor] | None = None
+        if self.scaled is not None and operands.scores is None and reduces(x.device):  # type: ignore[union-attr]
+            # bfloat16 products are so fast that a tile costs what its traffic costs: one of twice the width.
+            self.joint = torch.cat([operands.h, self.scaled], 1), torch.cat([operands.weight, operands.table], 1)
 
     def fill(self, out: Tensor, rows: slice, tokens: slice, shift: Tensor | None = None) -> Tensor:
         """The logits, less `shift` per row: what the products are added to, so that it costs no pass of its own."""
         h, weight, bias, _, kernel, table, scores, _ = self.operands
+        h, weight = self.joint or (h, weight)
         if shift is None:
             if bias is None:
                 torch.mm(h[rows], weight[tokens].T, out=out)
@@ -467,7 +488,7 @@ class _TileLogits:
         # The kernel term is the large one and cancels the shift: the base logits are added to what is left.
         if scores is not None and kernel is not None:
             out.addcmul_(scores[rows, tokens], kernel[rows, None])
-        elif self.scaled is not None:
+        elif self.scaled is not None and self.joint is None:
             with exact_products():
                 out.addmm_(self.scaled[rows], table[tokens].T)
         if shift is not None:

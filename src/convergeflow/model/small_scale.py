@@ -17,6 +17,7 @@ from torch.nn import functional
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.backbone import Backbone, Layer, rotate
+from convergeflow.model.fused import filled_in
 from convergeflow.model.head import LogF
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.model.views import View, pair_mask
@@ -81,9 +82,7 @@ class SmallScaleNetwork(FlowNetwork):
         if condition is None:
             return self.without_context(x, at, table).mu
         present, missing = condition.to(x.dtype), ~condition.any(-1)
-        if x.is_cpu and not bool(missing.any()):
-            return present  # as in most passes of a sampler: spares a pass of the head, and looking costs nothing here
-        return torch.where(missing[..., None], self.without_context(x, at, table).mu, present)
+        return filled_in(present, missing, lambda rows: self.without_context(x[rows], at[rows], table).mu)
 
 
 @torch.no_grad()

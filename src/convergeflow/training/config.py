@@ -254,6 +254,7 @@ class RunConfig(Section):
     device: str = "auto"
     """A name that `device.choose_device` knows; `auto` takes the fastest device present."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of a step's products; `auto` is the device's own. bf16 is fast on CPUs with instructions for it, and on GPUs."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share the work; one process ignores it."""
     compile: bool | Literal["auto"] = False

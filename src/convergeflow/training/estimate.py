@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from convergeflow.device import choose_device
+from convergeflow.device import choose_device, reduced_products
 from convergeflow.errors import UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
@@ -137,7 +137,8 @@ class RunCost:
 def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
     """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
     check_memory(config, vocabulary, world)
-    placement = choose_device(config.device)
+    placement = choose_device(config.device, config.precision)
+    half = placement.autocast is not None
     model.to(placement.device)
     per_process = memory(config, model)
     held = config.batch // (config.accumulate * world)
@@ -168,8 +169,9 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         for step in range(1 + TRIAL_STEPS):
             draws = RowDraws([derive_seed(config.seed, "trial", step, row) for row in range(rows)], placement.device)
             begin = time.perf_counter()
-            with _peak_memory(placement.device) as peak_bytes:
-                with torch.autocast(placement.device.type, placement.autocast, enabled=placement.autocast is not None):
+            reduced = reduced_products(placement.device, half and config.distill is None)
+            with _peak_memory(placement.device) as peak_bytes, reduced:
+                with torch.autocast(placement.device.type, placement.autocast, enabled=half):
                     loss = model.loss(tokens, times=times, draws=draws).total
                 loss.backward()
                 optimizer.step()

@@ -19,7 +19,7 @@ from accelerate.utils import InitProcessGroupKwargs
 
 from convergeflow import files
 from convergeflow.data.corpus import Corpus
-from convergeflow.device import choose_device
+from convergeflow.device import bfloat16_pays, choose_device
 from convergeflow.errors import UserError
 from convergeflow.model.network import Shape
 from convergeflow.systems.protocol import LanguageModel
@@ -97,11 +97,10 @@ def _config_on_disk(out: Path) -> RunConfig:
 
 def make_accelerator(config: RunConfig) -> Accelerator:
     """The processes, the device and the number format of a configuration."""
-    placement = choose_device(config.device)
-    bf16 = placement.autocast is not None if config.precision == "auto" else config.precision == "bf16"
+    placement = choose_device(config.device, config.precision)
     return Accelerator(
         cpu=placement.device.type == "cpu",
-        mixed_precision="bf16" if bf16 else "no",
+        mixed_precision="no" if placement.autocast is None else "bf16",
         gradient_accumulation_steps=config.accumulate,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
     )
@@ -193,6 +192,8 @@ def _train(
     quiet = not accelerator.is_main_process
     if config.parallel == "fsdp" and accelerator.num_processes == 1:
         reporter.warn("parallel=fsdp has no effect: there is only one process")
+    if accelerator.mixed_precision == "bf16" and not bfloat16_pays(accelerator.device):
+        reporter.warn("this CPU has no instructions for bfloat16, so precision=bf16 is slow here: fp32 is faster")
     corpus = _corpus_of_all(config, accelerator, reporter)
     if len(corpus.train) == 0 or len(corpus.heldout) == 0:
         raise UserError(f"corpus {corpus.name!r} has too little text for sequences of {corpus.length} tokens")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from convergeflow import files
 from convergeflow.data import provenance, stream
 from convergeflow.data.corpus import Corpus
-from convergeflow.device import compiles
+from convergeflow.device import compiles, reduced_products
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.flow.grid import training_times
 from convergeflow.randomness import RowDraws, derive_seed
@@ -82,6 +82,11 @@ class Setup:
     @property
     def sharded(self) -> bool:
         return self.config.parallel == "fsdp" and self.world > 1
+
+    @property
+    def half(self) -> bool:
+        """Whether the products of a step may be bfloat16's; not a student's, whose loss samples its teacher."""
+        return self.accelerator.mixed_precision == "bf16" and self.config.distill is None
 
     @property
     def compiled(self) -> bool:
@@ -192,7 +197,8 @@ class Trainer:
                 self._enter_stage(index, first=local == 0)
                 stage = index
             asked = stop.asked
-            numbers, stopped = self._train_step(step, read_ahead(step), asked)
+            with reduced_products(self.accelerator.device, self.setup.half):
+                numbers, stopped = self._train_step(step, read_ahead(step), asked)
             if stopped and not asked:
                 stop.signal_number = signal.SIGTERM  # another process was asked, and all end alike
             step += 1

@@ -1,6 +1,7 @@
 """Looking at a model while it trains: fixed held-out numbers and sample text, both functions of the seed alone.
 
-Every process computes all of it, since a sharded model can only be called by all of them together.
+Number formats are those of the finished model on this device, whatever training computes in. Every process computes all
+of it, since a sharded model can only be called by all of them together.
 """
 
 from __future__ import annotations
@@ -45,13 +46,12 @@ def evaluate(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: A
         rows = np.arange(first, min(first + MONITOR_ROWS, count))
         draws = RowDraws([derive_seed(config.seed, "monitor", int(row)) for row in rows], accelerator.device)
         tokens = read_tokens(corpus.heldout, rows)
-        with accelerator.autocast():
-            numbers = dict(doorway("monitor", tokens.to(accelerator.device), draws=draws))
-            if doorway.model.bound_kind is not None:
-                found = doorway("bound", tokens, draws=draws, repeats=BOUND_DRAWS)
-                numbers[BOUND] = found.nats_per_token
-                variance += (found.standard_error * len(rows) / count) ** 2
-                numbers[CONTEXT_FREE] = context_free(corpus, tokens)
+        numbers = dict(doorway("monitor", tokens.to(accelerator.device), draws=draws))
+        if doorway.model.bound_kind is not None:
+            found = doorway("bound", tokens, draws=draws, repeats=BOUND_DRAWS)
+            numbers[BOUND] = found.nats_per_token
+            variance += (found.standard_error * len(rows) / count) ** 2
+            numbers[CONTEXT_FREE] = context_free(corpus, tokens)
         for name, value in numbers.items():
             sums[name] = sums.get(name, 0.0) + float(value) * len(rows) / count
     if BOUND in sums and math.isfinite(variance):  # one sequence alone has no error to tell
@@ -85,6 +85,5 @@ def in_words(evaluation: dict[str, float]) -> str:
 def sample_texts(doorway: Doorway, corpus: Corpus, config: RunConfig, accelerator: Accelerator) -> list[str]:
     """A few texts from fixed seeds."""
     seeds = [derive_seed(config.seed, "sample", number) for number in range(NUM_SAMPLE_TEXTS)]
-    with accelerator.autocast():
-        samples = doorway("sample", len(seeds), corpus.length, seeds=seeds, nfe=config.sample_nfe)
+    samples = doorway("sample", len(seeds), corpus.length, seeds=seeds, nfe=config.sample_nfe)
     return [corpus.tokenizer.decode(ids) for ids in samples.ids.tolist()]
