@@ -15,7 +15,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from convergeflow.errors import UserError, unknown_name
 
@@ -23,8 +23,11 @@ T = TypeVar("T")
 
 
 @functools.lru_cache(maxsize=1)
-def scanned(path: tuple[str, ...]) -> metadata.EntryPoints:
-    """All entry points of the installed packages: looked for once, and again only if `sys.path` has changed."""
+def scanned(path: tuple[str, ...]) -> Any:
+    """All entry points of the installed packages: looked for once, and again only if `sys.path` has changed.
+
+    What Python returns has another type in 3.11 than later; both have `select`.
+    """
     return metadata.entry_points()
 
 
@@ -58,7 +61,8 @@ class Registry(Mapping[str, T]):
         return name in self._known or any(point.name == name for point in self._points())
 
     def _points(self) -> metadata.EntryPoints:
-        return scanned(tuple(sys.path)).select(group=self.group)
+        points: metadata.EntryPoints = scanned(tuple(sys.path)).select(group=self.group)
+        return points
 
     def _from_elsewhere(self, name: str) -> T:
         points = [point for point in self._points() if point.name == name]
