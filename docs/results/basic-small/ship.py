@@ -1,4 +1,4 @@
-"""A training run (or one of its checkpoints) as a folder in half precision, with its card: how basic-small is shipped.
+"""A training run (or one of its checkpoints) as a folder in half precision, with card and preset: how basic-small ships.
 
 python docs/results/basic-small/ship.py runs/basic card.md src/convergeflow/checkpoints/basic-small
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from convergeflow.training import checkpoint
@@ -15,6 +16,7 @@ from convergeflow.zoo import load_model, locate
 
 def main(run: str, card: str, target: str) -> None:
     source, model = locate(run), load_model(run)  # the averaged weights, if there are any
+    model.config = replace(model.config, preset="clear")
     # The schedule has three numbers, which are worth their digits.
     weights = {
         name: value if name.startswith("learned_schedule") else value.half()
