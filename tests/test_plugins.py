@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zlib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from convergeflow.flow import GRIDS, SOLVERS
 from convergeflow.flow.grid import grid_by_name
 from convergeflow.flow.guidance import GUIDANCE
 from convergeflow.flow.schedule import SCHEDULES, Linear, schedule_from
-from convergeflow.plugins import Registry
+from convergeflow.plugins import Registry, scanned
 from convergeflow.systems import METHODS, class_of_type
 from convergeflow.training.build import build_model
 from convergeflow.training.config import resolve
@@ -185,5 +186,16 @@ def test_unknown_names_and_two_owners_are_refused(other_package: Path) -> None:
     third.mkdir()
     (third / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
     (third / "entry_points.txt").write_text("[convergeflow.toys]\nball = c:d\n")
+    scanned.cache_clear()  # packages that come while a process runs are not seen before the next one
     with pytest.raises(UserError, match="two packages register the toy 'ball': a:b and c:d"):
         Registry[object]("toy", "toys", {})["ball"]
+
+
+def test_packages_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[int] = []
+    real = metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda **which: (scans.append(1), real(**which))[1])
+    scanned.cache_clear()
+    for registry in (METHODS, SOLVERS, GRIDS, CORPORA):
+        assert "nothing of this name" not in registry and list(registry)
+    assert len(scans) == 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,3 +59,19 @@ def test_nothing_publishes_but_a_tag() -> None:
     assert "password" not in (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8").replace(
         "there is no password", ""
     )
+
+
+def test_the_page_on_pypi_has_whole_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, str] = {}
+    monkeypatch.setitem(sys.modules, "setuptools", SimpleNamespace(setup=told.update))
+    runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
+    page = told["long_description"]
+    assert "readme" in PROJECT["dynamic"] and told["long_description_content_type"] == "text/markdown"
+    source = "https://github.com/convergeflow/convergeflow/blob/main/"
+    raw = "https://raw.githubusercontent.com/convergeflow/convergeflow/main/"
+    assert f"]({raw}docs/images/flow.svg)" in page
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert len(links) > 20 and all(link.startswith("https://") for link in links)
+    for link in links:
+        if link.startswith((source, raw)):
+            assert (ROOT / link.removeprefix(source).removeprefix(raw).partition("#")[0]).exists(), link

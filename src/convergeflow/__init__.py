@@ -149,6 +149,7 @@ def evaluate(
     scorer: str | None = None,
     protocol: str = "ours-1",
     corpus: str | None = None,
+    force: bool = False,
     tokenizer: Tokenizer | None = None,
     **sampling: Any,
 ) -> dict[str, Any]:
@@ -156,7 +157,9 @@ def evaluate(
 
     A model draws `num` samples from `seed` on; `sampling` are further keywords of its `generate`. Samples are scored as
     they are; give them the model's `tokenizer`. Without a `scorer` the exact law judges stories, and smollm2 the rest.
+    A `corpus` whose tokenizer or split contradicts what the model was trained on is refused, unless you `force` it.
     """
+    from convergeflow import zoo
     from convergeflow.evaluation.assess import SampleSet, assessor_for
     from convergeflow.evaluation.protocol import protocols_named
     from convergeflow.evaluation.reference import find_reference
@@ -168,12 +171,16 @@ def evaluate(
     if len(chosen) > 1:
         raise UserError(f"one record has one protocol: call evaluate for each of {protocol}")
     if isinstance(model, Samples):
-        drawn = SampleSet.of(model, {}, tokenizer)
+        drawn, trained_on = SampleSet.of(model, {}, tokenizer), None
     else:
         loaded = load(model) if isinstance(model, str | Path) else model
         about = origin(model, loaded) if isinstance(model, str | Path) else {"method": loaded.method}
         drawn = SampleSet.of(loaded.generate(num, seed=seed, **sampling), about, loaded.tokenizer)
-    reference = find_reference(corpus, drawn.tokenizer, len(drawn.ids), drawn.ids.shape[1], lambda message: None)
+        trained_on = loaded.trained_on
+        if corpus is None and isinstance(model, str | Path):
+            corpus = zoo.trained_on(model, drawn.ids.shape[1])
+    size: tuple[int, int] = drawn.ids.shape
+    reference = find_reference(corpus, drawn.tokenizer, *size, lambda message: None, trained_on=trained_on, force=force)
     return make(assessor_for(reference, scorer or "").assess(drawn, chosen[0]))
 
 

@@ -10,14 +10,25 @@ Nothing is imported before it is asked for, so that naming things costs nothing.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from convergeflow.errors import UserError, unknown_name
 
 T = TypeVar("T")
+
+
+@functools.lru_cache(maxsize=1)
+def scanned(path: tuple[str, ...]) -> Any:
+    """All entry points of the installed packages: looked for once, and again only if `sys.path` has changed.
+
+    What Python returns has another type in 3.11 than later; both have `select`.
+    """
+    return metadata.entry_points()
 
 
 class Registry(Mapping[str, T]):
@@ -50,7 +61,8 @@ class Registry(Mapping[str, T]):
         return name in self._known or any(point.name == name for point in self._points())
 
     def _points(self) -> metadata.EntryPoints:
-        return metadata.entry_points(group=self.group)
+        points: metadata.EntryPoints = scanned(tuple(sys.path)).select(group=self.group)
+        return points
 
     def _from_elsewhere(self, name: str) -> T:
         points = [point for point in self._points() if point.name == name]

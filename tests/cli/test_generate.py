@@ -169,3 +169,10 @@ def test_mistakes_are_one_line_with_the_fix(
     assert main(["generate", "--model", model, *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and said in error
+
+
+def test_the_folder_of_a_replay_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--num", "1", "--nfe", "4", "--replay", str(tmp_path / "new" / "x.html")]) == 0
+    assert "<html" in (tmp_path / "new" / "x.html").read_text()
+    assert main(["generate", "--num", "1", "--replay", str(tmp_path)]) == 2
+    assert "is a folder: give the name of a file" in capsys.readouterr().err

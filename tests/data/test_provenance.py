@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import convergeflow
 from convergeflow.cli.main import main
 from convergeflow.data.corpus import Corpus
 from convergeflow.data.prepare import prepare
@@ -95,6 +96,13 @@ def test_a_trained_model_remembers_and_the_command_refuses(text: Path, capsys: p
     command = ["evaluate", str(run), "--num", "4", "--nfe", "4", "--scorer", "none-such", "--corpus", str(other.folder)]
     assert main(command) == 2
     assert "cannot judge this model" in capsys.readouterr().err
+    tuning = ["tune", str(run), "--calls", "4", "--num", "4", "--scorer", "none-such", "--corpus", str(other.folder)]
+    assert main(tuning) == 2
+    assert "cannot judge this model" in capsys.readouterr().err
+    with pytest.raises(UserError, match="cannot judge this model"):
+        convergeflow.evaluate(run, num=4, nfe=4, scorer="none-such", corpus=str(other.folder))
+    assert main([*tuning, "--force"]) != 0
+    assert "forced" in capsys.readouterr().err
     assert main([*command, "--force"]) != 0  # goes on, up to the scorer that is not there
     assert "forced" in capsys.readouterr().err
     assert json.loads((run / "model" / "corpus.json").read_text())["split"] == learned.manifest["split"]

@@ -49,14 +49,7 @@ def run(device_name: str, size_name: str, repeats: int = 3) -> dict[str, Any]:
         size = _fitted(size, device)
         shape = replace(shape, rows=size.sample_batch * size.length)
         contests = on_device(size, shape, device, repeats)
-        setting = roofline.Workload(
-            size,
-            batch=size.sample_batch,
-            calls_per_point=sample.CALLS_PER_POINT,
-            train_batch=size.train_batch,
-            sequences_per_update=size.train_batch,
-            self_condition=size.self_condition,
-        )
+        setting = _setting(size)
     compared = compare(contests, setting, chip)
     return {
         "verdict": verdict(compared),
@@ -73,6 +66,11 @@ def cpu_setting(size: Size) -> roofline.Workload:
     """What the contests do on a CPU."""
     rows = size.train_batch * size.length
     kept = min(1.0, fused.kept_bytes(rows, size.vocabulary) / (4 * rows * size.vocabulary))
+    return replace(_setting(size), kept=kept, half=False)
+
+
+def _setting(size: Size) -> roofline.Workload:
+    """What the contests do on a device."""
     return roofline.Workload(
         size,
         batch=size.sample_batch,
@@ -80,8 +78,6 @@ def cpu_setting(size: Size) -> roofline.Workload:
         train_batch=size.train_batch,
         sequences_per_update=size.train_batch,
         self_condition=size.self_condition,
-        kept=kept,
-        half=False,
     )
 
 

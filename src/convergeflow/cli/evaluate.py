@@ -85,6 +85,8 @@ def evaluate(
         loaded = zoo.load_model(name, average=weights == "ema", device=device)
         settings = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
         about = room.origin(name, loaded, average=weights == "ema")
+        tokens = length or loaded.config.length
+        note(f"{len(seeds)} samples of {tokens} tokens are drawn, then scored beside real text")
         with progress("sampling", len(seeds)) as bar:
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance

@@ -17,6 +17,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import note, print_json, progress, watched
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
+from convergeflow.files import check_writable
 from convergeflow.markup import printable
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def generate(
     from convergeflow.results.cost import check_request
     from convergeflow.systems.generation import outlined
 
-    options.check_files(out, logits, replay)
+    options.check_files(out, logits)
+    if replay is not None:  # its folder is made, as that of `trace` is
+        check_writable(replay)
     rank, world, wait = _processes()
     streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
@@ -295,6 +298,7 @@ def _write_replay(job: _Job, recorder: Trace, samples: Samples, path: Path) -> N
     known = [] if clamp is None else clamp.known.nonzero().flatten().tolist()
     about = job.in_words(job.name.split("@")[0])
     made = recording(recorder.frames, samples, job.loaded.tokenizer, known, model=job.name, about=about)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(replay(made, job.name.split("@")[0]), encoding="utf-8")
     note(f"replay: {path} ({path.stat().st_size / 1024:.0f} KB), open it in a browser")
 

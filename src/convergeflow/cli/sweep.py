@@ -76,6 +76,7 @@ def sweep(
     assessor = assessor_for(reference, scorer, device=device, say=note)
     seeds = range(seed, seed + num)
     measurer = Measurer(Store(out, note=note), assessor, chosen, seeds, length, batch, command_line())
+    note(f"{len(points)} points of {num} samples each; after each of them the time that is left is told")
     with progress("sweeping", len(points) * num) as bar:
         frontier = study.sweep(
             measurer, loaded, points, about=origin(name, loaded), control=control, advance=bar.advance

@@ -28,6 +28,7 @@ def tune(
     scorer: options.Scorer = "",
     protocol: options.OneProtocol = "ours-1",
     corpus: options.Corpus = None,
+    force: options.Force = False,
     batch: options.Batch = None,
     out: Annotated[
         Path | None,
@@ -69,7 +70,9 @@ def tune(
     length = length or flow.config.length
     check_request(flow, num, length, batch or 1)
     folder = out or (Path(name) if Path(name).is_dir() else Path("out/tune"))
-    assessor = assessor_for(find_reference(corpus, flow.tokenizer, num, length, note), scorer, device=device, say=note)
+    real = corpus or zoo.trained_on(name, length)
+    reference = find_reference(real, flow.tokenizer, num, length, note, trained_on=flow.trained_on, force=force)
+    assessor = assessor_for(reference, scorer, device=device, say=note)
     store = Store(folder, note=note)
     measurer = Measurer(store, assessor, chosen, range(seed, seed + num), length, batch, command_line())
     with progress("tuning", None) as bar:

@@ -136,8 +136,11 @@ def interpolate(
     gap, noise = nearest.entropy - entropy if outside else 0.0, _noise(nearest.entropy_se, entropy_se)
     if abs(gap) > max(NEAR, noise):
         where = "below" if highest < entropy else "above"
-        covered = f"{lowest:.3f} to {highest:.3f}"
-        return Crossing(f"stays {where} the data's entropy {entropy:.3f} ({covered}): no value without extrapolation")
+        seen = [point.entropy for point in points if math.isfinite(point.gen_ppl)]
+        covered = f"its points have {min(seen):.3f} to {max(seen):.3f}"
+        return Crossing(
+            f"stays {where} the data's entropy {entropy:.3f} ({covered}): no Gen. PPL can be read off there"
+        )
     above = next((i for i, point in enumerate(ordered) if point.entropy >= entropy), len(ordered) - 1)
     left, right = (nearest, nearest) if outside else (ordered[max(above - 1, 0)], ordered[above])
     known = [point.entropy for point in ordered], [math.log(point.gen_ppl) for point in ordered]

@@ -121,14 +121,20 @@ def render(record: Any) -> str:
 
 def _headline(record: Record) -> list[str]:
     real = record.get("real") or {}
-    rows = [["", "samples", "real text"]]
+    judge = record.get("scorer") or "the scorer"
+    told = {
+        "gen_ppl": f"how unlikely {judge} finds a text; lower is better, real text is the aim",
+        "entropy": "how varied the words of a text are; real text is the aim",
+        "valid": "share that the law of the data can write",
+    }
+    rows = [["", "samples", "real text", ""]]
     named = {"gen_ppl": "Gen. PPL", "entropy": "entropy (nats)", "valid": "valid samples"}
     for key, label in named.items():
         if key in record:
             pair = [number(numbers.get(key), numbers.get(f"{key}_se")) for numbers in (record, real)]
-            rows.append([label, *pair])
-    rows.append(["n", str(record["n"]), str(real.get("n", "-"))])
-    rows.append(["NFE", str(record.get("nfe", "-")), "-"])
+            rows.append([label, *pair, told[key]])
+    rows.append(["n", str(record["n"]), str(real.get("n", "-")), "texts"])
+    rows.append(["NFE", str(record.get("nfe", "-")), "-", "network calls for each"])
     return _columns(rows)
 
 
@@ -200,6 +206,8 @@ def render_protocols(records: Sequence[Record]) -> str:
 
 def _render_frontier(record: Record) -> str:
     columns, rows = points_table(record)
+    told = [i for i, _ in enumerate(columns) if any(row[i] is not None for row in rows)]
+    columns, rows = [columns[i] for i in told], [[row[i] for i in told] for row in rows]
     lines = _columns([columns, *([cell(value) for value in row] for row in rows)])
     said = [f"{curve['label']}: {curve['at_data_entropy']['says']}" for curve in record["curves"]]
     return "\n".join([record.get("title", "frontier"), "", *lines, *said])
