@@ -25,15 +25,17 @@ def distill(
     recipe: Annotated[str, typer.Option(help="The recipe, by name or as a YAML file.")] = "swift",
     out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/TEACHER-swift]")] = None,
     resume: options.Resume = False,
+    init_from: options.InitFrom = None,
     dry_run: options.DryRun = False,
     device: options.TrainingDevice = None,
     json: options.Json = False,
 ) -> None:
     """Train a student that makes a teacher's long steps with one network call each.
 
-    The student starts as a copy of the teacher and learns from it alone: guidance, refinement and several of its steps
-    go into one call. It is an ordinary model afterwards, with a preset of its own. The run is an ordinary training run:
-    Ctrl-C saves, and --resume goes on bit for bit.
+    The student starts as a copy of the teacher, or with --init-from as another student, and learns from the teacher
+    alone: guidance, refinement and several of its steps go into one call. A student can teach the next one. It is an
+    ordinary model afterwards, with a preset of its own. The run is an ordinary training run: Ctrl-C saves, and --resume
+    goes on bit for bit.
 
     Example:
       convergeflow distill stories-small --out runs/swift
@@ -50,7 +52,7 @@ def distill(
     if dry_run and resume:
         raise UserError("--dry-run and --resume cannot be combined")
 
-    from convergeflow.cli.train import carry_out, foretell
+    from convergeflow.cli.train import carry_out, foretell, located
     from convergeflow.distillation.run import build_student, configuration
     from convergeflow.training import run
 
@@ -63,7 +65,8 @@ def distill(
         config = run.saved_config(out, overrides, wanted=config)
     if config.distill is None:
         raise UserError(f"{out} is a run of `convergeflow train`: go on with that command")
-    carry_out(config, out, "distill", json, resume=resume, build=build_student)
+    start = None if init_from is None else located(init_from)
+    carry_out(config, out, "distill", json, resume=resume, init_from=start, build=build_student)
 
 
 def _origins(config: RunConfig, recipe: str, overrides: list[str]) -> list[tuple[str, Any, str]]:

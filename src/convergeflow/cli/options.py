@@ -47,6 +47,7 @@ Force = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 TrainingDevice = Annotated[str | None, typer.Option(help="Where to train; the same as device=NAME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")]
+InitFrom = Annotated[str | None, typer.Option(help="Start from a model's weights: a shipped name, a folder or a run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print configuration, size, memory and time; train nothing.")]
 
 

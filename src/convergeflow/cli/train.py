@@ -48,9 +48,7 @@ def train(
         int | None, typer.Option(min=1, help="So many in all: every stage and its warm-up in proportion.")
     ] = None,
     resume: options.Resume = False,
-    init_from: Annotated[
-        str | None, typer.Option(help="Start from a model's weights: a shipped name, a folder or a run.")
-    ] = None,
+    init_from: options.InitFrom = None,
     method: Annotated[str | None, typer.Option(help="What to train; the same as model.method=NAME.")] = None,
     dry_run: options.DryRun = False,
     device: options.TrainingDevice = None,
@@ -77,7 +75,7 @@ def train(
     _refuse_contradictions(minutes, steps, resume, dry_run)
     recipe = named if named is not None or sources else DEFAULT_RECIPE
     folder = out or Path("runs") / _name(recipe, sources)
-    start = None if init_from is None else _located(init_from)
+    start = None if init_from is None else located(init_from)
     config: RunConfig | None = None
     planned: RunPlan | None = None
     if not resume or named is not None:  # resuming takes the run's own settings, unless a recipe is given again
@@ -133,7 +131,7 @@ def _refuse_contradictions(minutes: float | None, steps: int | None, resume: boo
         raise UserError("--minutes tries steps in one process: give a launch of several --steps instead")
 
 
-def _located(name: str) -> Path:
+def located(name: str) -> Path:
     from convergeflow import zoo
 
     return zoo.locate(name)

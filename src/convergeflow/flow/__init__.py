@@ -34,6 +34,7 @@ GRIDS: Registry[Callable[[int, Schedule], Tensor]] = Registry(
         "langflow": "convergeflow.flow.grid:langflow_grid",
         "log-snr": "convergeflow.flow.grid:log_snr_grid",
         "closing": "convergeflow.flow.grid:closing_grid",
+        "early": "convergeflow.flow.grid:early_grid",
         "theorem": "convergeflow.flow.grid:theorem_points",
     },
 )

@@ -36,6 +36,11 @@ def midpoint_grid(num_steps: int, schedule: Schedule | None = None) -> Tensor:
     return (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
 
 
+def early_grid(num_steps: int, schedule: Schedule | None = None) -> Tensor:
+    """The midpoint grid pulled towards noise, 1 - (1 - u^1.2)^0.7: few calls are spent best where texts are chosen."""
+    return 1 - (1 - midpoint_grid(num_steps) ** 1.2) ** 0.7
+
+
 def langflow_grid(num_steps: int, schedule: Schedule | None = None, cutoff: float = 1e-5) -> Tensor:
     """N evenly spaced times from cutoff to 1 - cutoff: its first and last intervals are huge jumps in log-SNR."""
     return torch.linspace(cutoff, 1.0 - cutoff, num_steps, dtype=torch.float64)

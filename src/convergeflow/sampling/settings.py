@@ -121,9 +121,10 @@ PRESETS: dict[str, Settings] = {
     "clear": Settings(
         controls=Controls.configuration("B", refine=25, scg=8.0), solver="multistep", base_temperature=0.87
     ),
-    "swift": Settings(nfe=8, self_condition="previous", temperature=0.7),
+    "swift": Settings(nfe=8, grid="early", self_condition="previous", temperature=0.5),
     "words": Settings(nfe=127, self_condition="none", solver="kernel", base_temperature=0.92, block=1),
 }
 """Settings by the paper's names, with its nominal strengths. `standard-code` and `standard-text` are the two readings
 of its standard sampler: two passes at every step as in its code, or the previous step's prediction. Ours are `sharp`,
-fewest errors and less variety, `clear`, the same for natural text, `swift` for students, and `words`, 64 tokens one by one in a model of blocks."""
+fewest errors and less variety, `clear`, the same for natural text, `swift` for students, and `words`, 64 tokens one by
+one in a model of blocks."""
