@@ -91,8 +91,9 @@ def test_it_walks_the_states_of_its_own_sampler() -> None:
     noise = RowDraws(range(3)).normal(LENGTH, student.config.width, dtype=torch.float64)
     seen = []
     student.sample(3, LENGTH, seeds=range(3), settings=own_settings(4), noise=noise, observe=seen.append)
-    assert [visit.span.begin for visit in visits] == [step.t for step in seen] == [0.125, 0.375, 0.625, 0.875]
-    assert [visit.span.end for visit in visits] == [0.375, 0.625, 0.875, 1.0]
+    times = early_grid(4).tolist()
+    assert [visit.span.begin for visit in visits] == [step.t for step in seen] == times
+    assert [visit.span.end for visit in visits] == [*times[1:], 1.0]
     assert all(torch.equal(visit.span.x, step.x_t) for visit, step in zip(visits, seen, strict=True))
     assert not visits[0].condition.any()
     assert all(torch.equal(after.condition, step.mu) for after, step in zip(visits[1:], seen, strict=False))

@@ -10,6 +10,7 @@ import torch
 from convergeflow.errors import UserError
 from convergeflow.flow import GRIDS, grid
 from convergeflow.flow.schedule import Gumbel, Linear
+from convergeflow.studies.reproduce.theorem1 import theorem_ratio
 
 
 def test_training_times_fall_one_into_each_stratum_of_the_global_batch() -> None:
@@ -54,8 +55,8 @@ def test_closing_grid_is_a_midpoint_grid_that_goes_on_to_the_end(schedule: Any, 
 def test_theorem_grid_satisfies_the_condition_and_wastes_little(delta: float, num_steps: int) -> None:
     times = grid.theorem_grid(num_steps, delta)
     assert len(times) == num_steps + 1 and float(times[0]) == 0.0 and float(times[-1]) < 1.0
-    assert grid.theorem_ratio(times) < delta
-    assert grid.theorem_ratio(times) > 0.3 * delta
+    assert theorem_ratio(times) < delta
+    assert theorem_ratio(times) > 0.3 * delta
 
 
 def test_theorem_grid_reaches_the_data_as_steps_grow() -> None:
@@ -63,8 +64,16 @@ def test_theorem_grid_reaches_the_data_as_steps_grow() -> None:
     assert ends == sorted(ends) and ends[-1] > 0.99
 
 
+@pytest.mark.parametrize("num_steps", [1, 4, 8, 64])
+def test_the_early_grid_comes_before_the_midpoints(num_steps: int) -> None:
+    early, midpoint = grid.early_grid(num_steps), grid.midpoint_grid(num_steps)
+    assert bool((early < midpoint).all()) and bool((early.diff() > 0).all()) and float(early[0]) > 0
+    # Pulled back by the inverse map, the points are even again.
+    torch.testing.assert_close((1 - (1 - early) ** (1 / 0.7)) ** (1 / 1.2), midpoint)
+
+
 def test_midpoint_grid_breaks_the_condition() -> None:
-    assert grid.theorem_ratio(grid.midpoint_grid(64)) > 100
+    assert theorem_ratio(grid.midpoint_grid(64)) > 100
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -90,11 +90,6 @@ def theorem_grid(num_steps: int, delta: float) -> Tensor:
     return 1.0 - (1.0 + 2.0 * low * steps).rsqrt()
 
 
-def theorem_ratio(grid: Tensor) -> float:
-    """max_k (t_{k+1} - t_k)/(1 - t_{k+1})^3 of a grid."""
-    return float((grid.diff() / (1.0 - grid[1:]) ** 3).max())
-
-
 def check_grid(grid: Tensor | Sequence[float]) -> Tensor:
     """A user's grid, refused unless it is a finite, strictly increasing vector in [0, 1]."""
     grid = torch.as_tensor(grid, dtype=torch.float64)

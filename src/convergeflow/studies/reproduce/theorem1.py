@@ -17,7 +17,7 @@ from scipy.stats import chi
 from torch import Tensor
 
 from convergeflow.evaluation.estimate import mean
-from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid, theorem_ratio
+from convergeflow.flow.grid import THEOREM_DELTA, theorem_grid
 from convergeflow.flow.schedule import Linear
 from convergeflow.model.fused import nearest
 from convergeflow.sampling.settings import Settings
@@ -75,6 +75,11 @@ def _run(name: str, grid_name: str, num_steps: int, trajectories: int) -> dict[s
         "law_noise": float(0.5 * (2 * law * (1 - law) / (math.pi * len(first))).sqrt().sum()),
         "agreement": float((found.token == outcome.decoded.by("prediction")).double().mean()),
     }
+
+
+def theorem_ratio(grid: Tensor) -> float:
+    """max_k (t_{k+1} - t_k)/(1 - t_{k+1})^3 of a grid."""
+    return float((grid.diff() / (1.0 - grid[1:]) ** 3).max())
 
 
 def flow(bench: Bench, settings: Settings, point: dict[str, Any], label: str) -> Record:
