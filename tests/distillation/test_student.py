@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from convergeflow.distillation.student import Student, Teacher, own_settings
+from convergeflow.flow.grid import early_grid
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.settings import Settings
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
