@@ -54,7 +54,7 @@ class Settings:
         str, "recursive (K + 1 calls a step), previous (last step's prediction, 1 call) or none (1 call)."
     ] = "recursive"
     grid: Annotated[
-        str | tuple[float, ...], "midpoint, langflow, log-snr, closing, theorem, or a .npy file with times."
+        str | tuple[float, ...], "midpoint, langflow, log-snr, closing, early, theorem, or a .npy file with times."
     ] = "midpoint"
     solver: Annotated[
         str,
