@@ -126,4 +126,5 @@ PRESETS: dict[str, Settings] = {
 }
 """Settings by the paper's names, with its nominal strengths. `standard-code` and `standard-text` are the two readings
 of its standard sampler: two passes at every step as in its code, or the previous step's prediction. Ours are `sharp`,
-fewest errors and less variety, `clear`, the same for natural text, `swift` for students, and `words`, 64 tokens one by one in a model of blocks."""
+fewest errors and less variety, `clear` for natural text, `swift` for students, and `words`, 64 tokens one by one in a
+model of blocks."""
