@@ -1,6 +1,6 @@
 """Steps of training in bfloat16 on a CPU: close to float32 by bounds that 8 bits give, and for steps alone.
 
-A CPU without instructions for bfloat16 makes the products of this policy in float32, so the bounds hold there too.
+Whether the operands of the head are rounded is the library's choice; the bounds hold either way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convergeflow import device
-from convergeflow.device import FULL, REDUCED, attend, bfloat16_pays, precision_of, reduced_products, reduces
+from convergeflow.device import FULL, REDUCED, attend, precision_of, reduced_products, reduces
 from convergeflow.flow.grid import training_times
 from convergeflow.model import fused
 from convergeflow.model.fused import exact_products, filled_in, weigh
@@ -75,8 +75,6 @@ def test_the_head_is_within_the_rounding_of_its_operands() -> None:
     bounds = [change @ weight.abs(), change.T @ h.abs(), change.sum(0)]
     for gradient, other, bound in zip(gradients, others, bounds, strict=True):
         assert ((gradient - other).abs() <= bound).all()
-    if bfloat16_pays(CPU):
-        assert not torch.equal(found.log_normaliser, exact.log_normaliser), "the products were not reduced"
 
 
 OPTIONS = {"context_free_input": True, "neighbours": 2, "head_init": 0.5, "pool_evidence": True}
