@@ -56,7 +56,7 @@ class Controls:
                 raise unknown_name("guidance schedule", configuration, GUIDANCE)
 
     @classmethod
-    def configuration(cls, name: str, refine: int = 1, scg: float = 1.0, *, ug: float = 0.0) -> Controls:
+    def configuration(cls, name: str, *, refine: int = 1, scg: float = 1.0, ug: float = 0.0) -> Controls:
         """All three controls under one configuration, as in the paper's Section 4.5."""
         return cls(refine, scg, ug, name, name, name)
 

@@ -108,20 +108,21 @@ class Settings:
         return {name: value for name, value in asdict(self).items() if name not in neutral or value != neutral[name]}
 
 
+CONFIG_B = Controls.configuration("B", refine=25, scg=8.0)
 PRESETS: dict[str, Settings] = {
     "standard": Settings(),
     "standard-code": Settings(),
     "standard-text": Settings(self_condition="previous"),
     "headline": Settings(controls=Controls.configuration("C", refine=100, scg=37.0)),
     "config-a": Settings(controls=Controls.configuration("A", refine=8, scg=1.5)),
-    "config-b": Settings(controls=Controls.configuration("B", refine=25, scg=8.0)),
+    "config-b": Settings(controls=CONFIG_B),
     "config-c": Settings(controls=Controls.configuration("C", refine=100, scg=30.0)),
     "langflow": Settings(nfe=64, self_condition="previous", grid="langflow"),
     "sharp": Settings(controls=Controls.configuration("A", refine=8, scg=2.5), temperature=0.3),
-    "clear": Settings(controls=Controls.configuration("B", 25, 8.0), solver="multistep", base_temperature=0.87),
+    "clear": Settings(controls=CONFIG_B, solver="multistep", base_temperature=0.87),
     "swift": Settings(nfe=8, grid="early", self_condition="previous", temperature=0.5),
     "words": Settings(nfe=127, self_condition="none", solver="kernel", base_temperature=0.92, block=1),
 }
 """Settings by the paper's names, with its nominal strengths. `standard-code` and `standard-text` are the two readings
-of its standard sampler: two passes at every step as in its code, or the previous step's prediction. Ours: `sharp` and,
-for natural text, `clear` have fewer errors and less variety; `swift` is for students, `words` for models of blocks."""
+of its standard sampler: two passes at every step as in its code, or the previous step's prediction. Ours are `sharp`,
+fewest errors and less variety, `clear` for natural text, `swift` for students, `words` for blocks of one token."""

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CORPORA = {"stories": ("stories-small", "comparison-stories"), "sotu": ("sotu-small", "sotu-whole", "comparison-sotu")}
+CORPORA = {
+    "stories": ("stories-small", "comparison-stories"),
+    "basic": ("basic-small",),
+    "sotu": ("sotu-small", "comparison-sotu"),
+}
 """Corpus -> the folders of its records."""
 SHOWN = ("refine", "scg", "ug", "refine_schedule", "scg_schedule", "ug_schedule")
 CALLS = 64
@@ -53,6 +57,7 @@ def _point(record: dict[str, Any]) -> dict[str, Any]:
         "n": record["n"],
         "nfe": record["nfe"],
         "temperature": sampling.get("temperature", 1.0),
+        "base_temperature": sampling.get("base_temperature", 1.0),
         "controls": {name: _short(controls[name]) for name in SHOWN if name in controls},
         "record": record["file"],
     }

@@ -17,8 +17,6 @@ from convergeflow.studies.reproduce.scale import scale_by_name
 from convergeflow.studies.reproduce.verdict import Verdict
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
-ELSEWHERE = {"natural"}
-"""Needs a corpus that is fetched on request."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +28,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in experiments() if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", list(experiments()))
 def test_nothing_is_measured_again_and_the_verdicts_stand(
     name: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

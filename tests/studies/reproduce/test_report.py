@@ -15,7 +15,7 @@ from convergeflow.studies.reproduce import report, scale
 from convergeflow.studies.reproduce.registry import experiment_by_name, experiments
 from convergeflow.studies.reproduce.scale import ExperimentScale
 
-TRAINED = ("convergence", "objectives", "token-rules", "sanity", "systems", "natural", "facts")
+TRAINED = ("convergence", "objectives", "token-rules", "sanity", "systems", "facts")
 
 
 @pytest.fixture(scope="module")

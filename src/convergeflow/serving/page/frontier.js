@@ -15,7 +15,7 @@ export class FrontierPanel {
   }
 
   show(model, settings) {
-    const corpus = /sotu/.test(model) ? "sotu" : "stories";
+    const corpus = ["sotu", "basic"].find((name) => model.includes(name)) || "stories";
     const { points, real } = this.data[corpus];
     const good = points.filter((point) => Number.isFinite(point.gen_ppl) && Number.isFinite(point.entropy));
     const ys = good.map((point) => point.gen_ppl).concat(real ? [real.gen_ppl] : []);
@@ -39,10 +39,11 @@ export class FrontierPanel {
         svg("title", {}, `${point.curve}: Gen. PPL ${point.gen_ppl}, entropy ${point.entropy}, ${point.nfe} calls, n = ${point.n}`)));
     if (real) this.picture.append(svg("path", { class: "real", d: `M${X(real.entropy) - 6} ${Y(real.gen_ppl) - 6}l12 12m0 -12l-12 12` }));
     this.key.replaceChildren(...Object.entries(kinds).map(([name, text]) => el("span", { class: `spot ${name}` }, text)), el("span", {}, "\u00d7 real text"));
-    const own = good.filter((point) => point.curve === model);
-    const match = settings && own.find((point) => point.temperature === (settings.temperature ?? 1) && point.nfe === settings.nfe
+    const own = good.filter((point) => settings && point.curve === model && point.temperature === (settings.temperature ?? 1)
+      && point.base_temperature === (settings.base_temperature ?? 1));
+    const match = own.find((point) => point.nfe === settings.nfe
       && Object.entries(point.controls).every(([name, value]) => close(settings.controls[name], value)));
-    const near = match ?? (settings && own.find((point) => point.temperature === (settings.temperature ?? 1) && close(settings.controls.scg, point.controls.scg) && close(settings.controls.refine, point.controls.refine)));
+    const near = match ?? own.find((point) => close(settings.controls.scg, point.controls.scg) && close(settings.controls.refine, point.controls.refine));
     if (near) this.picture.append(svg("circle", { cx: X(near.entropy), cy: Y(near.gen_ppl), r: 11, class: "ring" }));
     this.words.textContent = match
       ? `This setting was measured: Gen. PPL ${match.gen_ppl} at entropy ${match.entropy} over ${match.n} samples (${match.record}).`

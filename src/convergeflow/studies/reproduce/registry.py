@@ -28,7 +28,7 @@ THEORY = ("proposition1", "theorem1", "counterexample", "proposition3")
 TRAINING = ("convergence", "objectives")
 SAMPLING = ("shortcut", "controls", "combination", "unconditional", "token-rules", "configurations", "grids")
 BEYOND_THE_PAPER = ("solvers", "calls", "freezing", "facts")
-SYSTEMS = ("systems", "natural", "sanity")
+SYSTEMS = ("systems", "sanity")
 NAMES = (*THEORY, *TRAINING, *SAMPLING, *BEYOND_THE_PAPER, *SYSTEMS)
 """All experiments, theory first."""
 
