@@ -57,7 +57,6 @@ def log_snr_grid(num_steps: int, schedule: Schedule) -> Tensor:
 
 CLOSING_SHARE = 0.25
 """Share of the `closing` grid's points that lie beyond the midpoint grid."""
-
 CLOSING_LOG_SNR = 12.0
 """Where the `closing` grid ends for schedules that go to zero noise."""
 
