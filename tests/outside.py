@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "src")
+BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 
 
 class Outside:
