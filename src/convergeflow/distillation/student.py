@@ -3,8 +3,8 @@
 It samples with one call a step and is told what it predicted at the step before (`self_condition` previous). Training
 follows it: it walks from noise on its own few grid points, and at every state that it comes to the teacher shows what
 it would do from there and from what the student thinks so far (`barycentre.py`). So the student learns at the states
-that it will meet, after its own errors too. The midpoint grids of 1, 2, 4, 8, ... steps have no point in common: the
-noise level tells the network how long its step is, and one student serves them all.
+that it will meet, after its own errors too. Its grids of 1, 2, 4, 8, ... steps have no point in common: the noise
+level tells the network how long its step is, and one student serves them all.
 """
 
 from __future__ import annotations

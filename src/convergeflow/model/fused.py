@@ -467,15 +467,10 @@ class _TileLogits:
         self.operands = operands
         x, kernel = operands.x, operands.kernel
         self.scaled = None if x is None or kernel is None else x * kernel[:, None]
-        self.joint: tuple[Tensor, Tensor] | None = None
-        if self.scaled is not None and operands.scores is None and reduces(x.device):  # type: ignore[union-attr]
-            # bfloat16 products are so fast that a tile costs what its traffic costs: one of twice the width.
-            self.joint = torch.cat([operands.h, self.scaled], 1), torch.cat([operands.weight, operands.table], 1)
 
     def fill(self, out: Tensor, rows: slice, tokens: slice, shift: Tensor | None = None) -> Tensor:
         """The logits, less `shift` per row: what the products are added to, so that it costs no pass of its own."""
         h, weight, bias, _, kernel, table, scores, _ = self.operands
-        h, weight = self.joint or (h, weight)
         if shift is None:
             if bias is None:
                 torch.mm(h[rows], weight[tokens].T, out=out)
@@ -488,7 +483,7 @@ class _TileLogits:
         # The kernel term is the large one and cancels the shift: the base logits are added to what is left.
         if scores is not None and kernel is not None:
             out.addcmul_(scores[rows, tokens], kernel[rows, None])
-        elif self.scaled is not None and self.joint is None:
+        elif self.scaled is not None:
             with exact_products():
                 out.addmm_(self.scaled[rows], table[tokens].T)
         if shift is not None:
