@@ -101,6 +101,20 @@ def test_the_command_trains_and_the_student_is_an_ordinary_model(
     assert main(["distill", "--out", str(out), "--resume", "stages.0.steps=7"]) == 0
 
 
+def test_a_student_can_start_from_another(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With rates next to zero nothing is learned: what comes out is what it began with, which is not the teacher."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = [str(teacher), *SMALL, *SAMPLED, "ema.decay=0.0"]
+    still = ["stages.0.lr=1e-30", "stages.0.matrix_lr=1e-30"]
+    assert main(["distill", *words, "--out", str(first)]) == 0
+    assert main(["distill", *words, *still, "--init-from", str(first), "--out", str(second)]) == 0
+    begun, found, taught = (load_model(folder).state_dict() for folder in (first, second, teacher))
+    torch.testing.assert_close(found, begun, rtol=0, atol=1e-20)
+    assert any(not torch.allclose(found[name], taught[name], rtol=0, atol=1e-20) for name in taught)
+    assert main(["distill", *words, "--init-from", "nowhere", "--out", str(tmp_path / "third")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_what_it_costs(teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["distill", str(teacher), *SMALL, *SAMPLED, "--dry-run", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

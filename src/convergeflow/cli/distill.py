@@ -52,7 +52,8 @@ def distill(
     if dry_run and resume:
         raise UserError("--dry-run and --resume cannot be combined")
 
-    from convergeflow.cli.train import carry_out, foretell, located
+    from convergeflow import zoo
+    from convergeflow.cli.train import carry_out, foretell
     from convergeflow.distillation.run import build_student, configuration
     from convergeflow.training import run
 
@@ -65,7 +66,7 @@ def distill(
         config = run.saved_config(out, overrides, wanted=config)
     if config.distill is None:
         raise UserError(f"{out} is a run of `convergeflow train`: go on with that command")
-    start = None if init_from is None else located(init_from)
+    start = None if init_from is None else zoo.locate(init_from)
     carry_out(config, out, "distill", json, resume=resume, init_from=start, build=build_student)
 
 

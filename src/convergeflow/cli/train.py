@@ -75,7 +75,7 @@ def train(
     _refuse_contradictions(minutes, steps, resume, dry_run)
     recipe = named if named is not None or sources else DEFAULT_RECIPE
     folder = out or Path("runs") / _name(recipe, sources)
-    start = None if init_from is None else located(init_from)
+    start = None if init_from is None else _located(init_from)
     config: RunConfig | None = None
     planned: RunPlan | None = None
     if not resume or named is not None:  # resuming takes the run's own settings, unless a recipe is given again
@@ -131,7 +131,7 @@ def _refuse_contradictions(minutes: float | None, steps: int | None, resume: boo
         raise UserError("--minutes tries steps in one process: give a launch of several --steps instead")
 
 
-def located(name: str) -> Path:
+def _located(name: str) -> Path:
     from convergeflow import zoo
 
     return zoo.locate(name)
