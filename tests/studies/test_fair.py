@@ -51,7 +51,7 @@ def test_rates_seeds_and_all_else_are_what_the_rules_say() -> None:
     assert fair_config(base, OURS) == run_config(base, OURS)
     assert with_seeds(list(SYSTEMS))[:4] == ["ar", OURS, "langflow", CONTROLLED]
     assert with_seeds(list(SYSTEMS))[-3:] == ["ar@1", f"{OURS}@1", "langflow@1"]
-    assert with_seeds(["mdlm"]) == ["mdlm"]
+    assert with_seeds(["mdlm"]) == ["mdlm"] and with_seeds(["ar", OURS], seeds=1) == ["ar", OURS]
     for points in fair.POINTS.values():
         assert len(points) == 6 == len({json.dumps(point) for point in points})
     assert all(set(point) <= set(METHODS["ar"].controls) for point in fair.AR_POINTS)
@@ -88,6 +88,36 @@ def test_the_error_of_training_is_half_the_distance_of_two_seeds() -> None:
     assert error_of(mdlm["at_data_entropy"]) == 0.1 and "training_se" not in mdlm["at_data_entropy"]
     (alone,) = _with_training_error([row("ar", 4.0), row("ar@1", None)])
     assert error_of(alone["at_data_entropy"]) == 0.1, "a seed without a value says nothing"
+
+
+@pytest.mark.parametrize(
+    ("points", "enough"),
+    [
+        ([(3.7, 100.0)], False),
+        ([(3.7, 100.0), (3.65, 90.0)], False),
+        ([(3.7, 100.0), (3.55, 80.0)], True),
+        ([(3.5, 100.0), (3.7, 200.0)], True),
+        ([(3.7, 100.0), (3.5, None)], False),
+        ([(3.6, 100.0)], True),
+    ],
+)
+def test_a_system_is_read_until_its_settings_enclose_the_entropy(
+    points: list[tuple[float, float | None]], enough: bool
+) -> None:
+    records = [{"entropy": entropy, "gen_ppl": value, "real": {"entropy": 3.6}} for entropy, value in points]
+    study = FairStudy(resolve("test"), ["ar"], [8], None, enclosing=True)  # type: ignore[arg-type]
+    assert study.enough(records) is enough
+    everything = FairStudy(resolve("test"), ["ar"], [8], None)  # type: ignore[arg-type]
+    assert not everything.enough(records)
+    assert study.swept("ar") != everything.swept("ar"), "what is kept of one reading is not taken for the other"
+
+
+def test_one_rate_needs_no_pilot() -> None:
+    study = FairStudy(resolve("test"), ["ar", "mdlm"], [8], None, rates=(0.5,))  # type: ignore[arg-type]
+    study.run_pilots("ar")  # has no store to write to: nothing may be made
+    assert study.rate("ar") == 0.5
+    plain, chosen = run_config(study.base, "ar"), study.config("ar")
+    assert chosen.stages[0].lr == pytest.approx(0.5 * plain.stages[0].lr)
 
 
 @pytest.mark.slow

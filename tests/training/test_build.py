@@ -61,7 +61,8 @@ def test_entropy_of_the_schedule_starts_at_the_unigram_entropy() -> None:
 
 @pytest.mark.parametrize("method", ["convergeflow", "mdlm"])
 def test_a_table_can_start_from_what_stands_around_tokens(method: str) -> None:
-    config = resolve("test", ["table=contexts", "model.head_init=0.02", f"model.method={method}"])
+    start = "head_start" if method == "mdlm" else "head_init"
+    config = resolve("test", ["table=contexts", f"model.{start}=0.02", f"model.method={method}"])
     corpus = open_corpus(config)
     fresh, model = (build_model(config, corpus.vocabulary) for _ in range(2))
     introduce(model, corpus, config)
@@ -72,7 +73,10 @@ def test_a_table_can_start_from_what_stands_around_tokens(method: str) -> None:
     names, other = [ids["tom"], ids["ben"]], ids["."]
     assert alike[names[0]] @ alike[names[1]] > 0.2 + alike[names[0]] @ alike[other]
     assert torch.equal(before[corpus.vocabulary :], after[corpus.vocabulary :])  # a mask has no neighbours
-    if method == "convergeflow":
+    if method == "mdlm":
+        rows = after[: corpus.vocabulary]
+        torch.testing.assert_close(model.network.head.weight, 0.02 * rows / rows.square().mean().sqrt())
+    else:
         torch.testing.assert_close(model.network.head.weight, 0.02 * model.network.embedding.rows())
     assert "table" not in resolve("test").to_dict()  # kept results are found by their configuration
 

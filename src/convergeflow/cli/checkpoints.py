@@ -27,7 +27,7 @@ STARTED_BY = "CONVERGEFLOW_STARTED_BY"
 
 def compare_checkpoints(table_file: str, asked: CompareOptions, given: Set[str]) -> None:
     """Import, estimate, sample in so many processes, score, and write the page."""
-    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force", "fair"):
+    for name in ("changes", "corpus", "steps", "nfe", "num", "bound", "scorer", "protocol", "force", "fair", "rates"):
         if name in given:
             raise UserError(f"`{name}` is for systems that are trained; with --checkpoints the table's file says it")
     rank, world = _part(asked.part)

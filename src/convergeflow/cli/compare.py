@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +31,12 @@ class CompareOptions:
         str, typer.Option(help="all, or names separated by commas; see `convergeflow list methods`.")
     ] = "all"
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Training steps per system, in the recipe's proportions. [default: the recipe's]"),
+        str | None,
+        typer.Option(
+            help="Training steps per system, in the recipe's proportions. Several, separated by commas, are compared "
+            "one by one, and a page shows how the result changes; each system is then read only as far as to the "
+            "settings that enclose the entropy of real text. [default: the recipe's]"
+        ),
     ] = None
     nfe: Annotated[str, typer.Option(help="Network calls per sample, separated by commas.")] = "16,64"
     num: options.PerPoint = 128
@@ -55,10 +60,17 @@ class CompareOptions:
         bool,
         typer.Option(
             "--fair",
-            help="Offer the recipe's extras to every system, choose each one's learning rate from three on a short "
-            "pilot, and train the flows and AR from two seeds.",
+            help="Offer the recipe's extras to every system, choose each one's learning rate from --rates on a short "
+            "pilot, and train the flows and AR from two seeds (of several --steps, with the most).",
         ),
     ] = False
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Multiples of the recipe's learning rates that --fair chooses from; with one of them there is no "
+            "pilot. [default: 1,1/3,3]"
+        ),
+    ] = None
     force: options.Force = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the time.")] = False
     json: options.Json = False
@@ -71,13 +83,44 @@ class CompareOptions:
     @property
     def budgets(self) -> list[int]:
         """The numbers of network calls."""
-        try:
-            found = sorted({int(part) for part in self.nfe.split(",")})
-        except ValueError:
-            raise UserError(f"--nfe takes whole numbers separated by commas, not {self.nfe!r}") from None
+        found = _whole_numbers("--nfe", self.nfe)
         if found[0] < 3:
             raise UserError("--nfe must be at least 3: some systems need two steps and a decoding")
         return found
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """The numbers of training steps, the smallest first; None is the recipe's own."""
+        if self.steps is None:
+            return [None]
+        found = _whole_numbers("--steps", self.steps)
+        if found[0] < 1:
+            raise UserError("--steps must be at least 1")
+        return list(found)
+
+    @property
+    def multiples(self) -> tuple[float, ...]:
+        """Of the recipe's learning rates, in the order of trial."""
+        from convergeflow.studies.fair import RATES
+
+        if self.rates is None:
+            return RATES
+        if not self.fair:
+            raise UserError("--rates belongs to --fair: add it, or leave --rates out")
+        try:
+            found = tuple(float(Fraction(part)) for part in self.rates.split(","))
+        except (ValueError, ZeroDivisionError):
+            raise UserError(f"--rates takes numbers such as 1,1/3,3, not {self.rates!r}") from None
+        if min(found) <= 0 or len(set(found)) < len(found):
+            raise UserError("--rates takes different numbers above 0")
+        return found
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UserError(f"{option} takes whole numbers separated by commas, not {text!r}") from None
 
 
 @options.unfolded("asked", CompareOptions)
@@ -95,6 +138,7 @@ def compare(context: typer.Context, asked: CompareOptions) -> None:
       convergeflow compare stories-small runs/mine --num 256
       convergeflow compare --corpus stories --dry-run
       convergeflow compare --corpus stories --steps 1200 model.depth=4 --fair --num 64
+      convergeflow compare --corpus basic --steps 125,250,500,1000 --fair --rates 1 --nfe 64 --dry-run
       convergeflow compare --corpus test --systems ar,mdlm,convergeflow --nfe 8 --num 8
       convergeflow compare --checkpoints table1 --dry-run
       convergeflow compare --checkpoints my-table.yaml --processes 4 --out out/table

@@ -62,9 +62,9 @@ def compare_models(names: Sequence[str], asked: CompareOptions, given: Set[str])
 
 def _checked(names: Sequence[str], asked: CompareOptions, given: Set[str]) -> int:
     """The one number of network calls; what only training systems have is refused."""
-    if len(names) < len(asked.changes or ()) or given & {"systems", "steps", "bound", "fair"}:
+    if len(names) < len(asked.changes or ()) or given & {"systems", "steps", "bound", "fair", "rates"}:
         raise UserError(
-            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair train"
+            "finished models are compared as they are: KEY=VALUE, --systems, --steps, --bound, --fair, --rates train"
         )
     if len(set(names)) < len(names) or len(names) < 2:
         raise UserError("name two models or more, each once: `convergeflow compare A B`")

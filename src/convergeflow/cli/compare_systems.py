@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, print_table, progress
@@ -15,12 +15,37 @@ if TYPE_CHECKING:
 
 
 def compare_systems(asked: CompareOptions) -> None:
-    """Train what is missing, measure every system, and write the table."""
+    """Train what is missing, measure every system, and write the table; of several budgets the smallest first."""
+    from convergeflow.results.store import readable
+
+    studies = _studies(asked)
+    costs = {study.base.total_steps: study.costs() for study in studies}
+    total = sum(cost.training + cost.sampling for each in costs.values() for cost in each)
+    if asked.dry_run and asked.json:
+        listed = [{**vars(cost), "steps": steps} for steps, each in costs.items() for cost in each]
+        print_json({"seconds": total, "systems": listed})
+        return
+    for steps, each in costs.items():
+        if len(costs) > 1:
+            note(f"{steps} steps")
+        for cost in each:
+            note(
+                f"{cost.system:18} {cost.parameters:>12,} parameters, training about {readable(cost.training)}, "
+                f"sampling about {readable(cost.sampling)}"
+            )
+    note(f"together about {readable(total)}, scoring and bounds included; a stopped comparison goes on where it was")
+    if not asked.dry_run:
+        _run(studies, asked)
+
+
+def _studies(asked: CompareOptions) -> list[Study]:
+    """A comparison for each budget of training steps; the second seeds belong to the largest."""
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import corpus_reference
     from convergeflow.results.draw import Measurer
     from convergeflow.results.store import Store
+    from convergeflow.studies.curve import folder_of
     from convergeflow.studies.fair import FairStudy, with_seeds
     from convergeflow.studies.study import Study
     from convergeflow.studies.systems import on_budget, systems_named
@@ -30,45 +55,51 @@ def compare_systems(asked: CompareOptions) -> None:
     if asked.force:
         raise UserError("--force is for finished models: systems that are trained here are judged by their own corpus")
     options.check_draws(asked.bound)
-    base = resolve(asked.corpus, list(asked.changes or ()))
-    budgets = asked.budgets
-    base = base if asked.steps is None else on_budget(base, asked.steps)
-    wanted, chosen = systems_named(asked.systems), protocol_named(asked.protocol)
-    store = Store(asked.out or Path("out") / f"compare-{Path(asked.corpus).stem}", note=note)
-    reference = corpus_reference(open_corpus(base), asked.num, base.corpus.length)
+    recipe = resolve(asked.corpus, list(asked.changes or ()))
+    wanted, chosen, rates = systems_named(asked.systems), protocol_named(asked.protocol), asked.multiples
+    lengths, several = asked.lengths, len(asked.lengths) > 1
+    if several and not asked.fair:
+        raise UserError("several --steps are compared by --fair alone: add it")
+    bases = [recipe if steps is None else on_budget(recipe, steps) for steps in lengths]
+    out = asked.out or Path("out") / f"compare-{Path(asked.corpus).stem}"
+    reference = corpus_reference(open_corpus(recipe), asked.num, recipe.corpus.length)
     assessor = assessor_for(reference, asked.scorer, device=asked.device, say=note)
-    measurer = Measurer(store, assessor, chosen, range(asked.num), base.corpus.length, command=command_line())
-    kind, wanted = (FairStudy, with_seeds(wanted)) if asked.fair else (Study, wanted)
-    _run(kind(base, wanted, budgets, measurer, bound_draws=asked.bound, device=asked.device), asked)
+    studies = []
+    for base in bases:
+        folder = folder_of(out, base.total_steps) if several else out
+        store, length, command = Store(folder, note=note), base.corpus.length, command_line()
+        measurer = Measurer(store, assessor, chosen, range(asked.num), length, command=command)
+        how: dict[str, Any] = {"bound_draws": asked.bound, "device": asked.device}
+        if asked.fair:
+            systems = with_seeds(wanted, seeds=1 if several and base is not bases[-1] else 2)
+            studies.append(FairStudy(base, systems, asked.budgets, measurer, rates=rates, enclosing=several, **how))
+        else:
+            studies.append(Study(base, wanted, asked.budgets, measurer, **how))
+    return studies
 
 
-def _run(study: Study, asked: CompareOptions) -> None:
-    """Say what it costs, run it, and write the table after every system: a stopped comparison leaves what it has."""
-    from convergeflow.results.store import readable
-    from convergeflow.studies import table
+def _run(studies: list[Study], asked: CompareOptions) -> None:
+    """Write the table after every system, and the page of several budgets after each: what is stopped leaves those."""
+    from convergeflow.studies import curve, table
 
-    costs = study.costs()
-    total = sum(cost.training + cost.sampling for cost in costs)
-    if asked.dry_run and asked.json:
-        print_json({"seconds": total, "systems": [vars(cost) for cost in costs]})
-        return
-    for cost in costs:
-        note(
-            f"{cost.system:18} {cost.parameters:>12,} parameters, training about {readable(cost.training)}, "
-            f"sampling about {readable(cost.sampling)}"
-        )
-    note(f"together about {readable(total)}, scoring and bounds included; a stopped comparison goes on where it was")
-    if asked.dry_run:
-        return
-    results, summary = [], {}
+    summaries: dict[int, dict[str, Any]] = {}
     with progress("comparing") as bar:
-        study.advance = bar.advance
-        for result in study.run():
-            results.append(result)
-            summary = table.write_comparison(study, results, asked.corpus)
-    note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
+        for study in studies:
+            study.advance = bar.advance
+            results = []
+            for result in study.run():
+                results.append(result)
+                summaries[study.base.total_steps] = table.write_comparison(study, results, asked.corpus)
+            note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
+            if len(studies) > 1:
+                real = results[0].points[0][1]["real"]
+                entries = curve.write(study.store.folder.parent, summaries, real)
+    summary = summaries[max(summaries)]
+    if len(studies) > 1:
+        note(f"wrote budgets.md, budgets.json and the figure in {studies[0].store.folder.parent}")
     if asked.json:
-        print_json({name: summary[name] for name in ("about", "rows", "verdict")})
+        found = {name: summary[name] for name in ("about", "rows", "verdict")}
+        print_json(found if len(studies) == 1 else {**found, "budgets": entries})
         return
     print_table(table.COLUMNS, [table.cells(row) for row in summary["rows"]])
     for sentence in summary["verdict"]:

@@ -1,10 +1,11 @@
 """A comparison with the same care for every system: extras, a choice of learning rate, and a second training seed.
 
 What made small flows learn is offered to every system that can have it: the words before each position as inputs, and
-the start values of gates and head. Each system's learning rate is chosen from three on a short pilot, by its own
-held-out loss. The two flows and the autoregressive model are trained from two seeds, and the distance between the two
-is the error of training in the table. docs/results/comparison-stories/rules.md says all this as rules, which were fixed
-before the first record.
+the start values of gates and head. Each system's learning rate is chosen from several on a short pilot, by its own
+held-out loss; with one rate there is no pilot. The two flows and the autoregressive model are trained from two seeds,
+and the distance between the two is the error of training in the table. docs/results/comparison-stories/rules.md says
+all this as rules, which were fixed before the first record, and docs/results/rules-basic-comparison.md what is
+otherwise on simple English.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from convergeflow.errors import UserError
 from convergeflow.evaluation.assess import likelihood_of
 from convergeflow.evaluation.estimate import finite
 from convergeflow.randomness import RowDraws, derive_seed
+from convergeflow.results.record import Record
 from convergeflow.studies.study import Study, SystemCost, SystemResult
 from convergeflow.studies.systems import CONTROLLED, Setting, controls_swept, frontier, on_budget, run_config, shown
 from convergeflow.systems import OURS
@@ -28,7 +30,7 @@ from convergeflow.systems.rival import RivalConfig
 from convergeflow.training.config import RunConfig, from_dict
 
 RATES = (1.0, 1 / 3, 3.0)
-"""Multiples of the recipe's learning rates."""
+"""Multiples of the recipe's learning rates that a pilot chooses from."""
 PILOT_SHARE = 1 / 8
 """Of the budget of training steps."""
 SEEDED = ("ar", OURS, "langflow")
@@ -52,10 +54,10 @@ def method_of(name: str) -> str:
     return name.partition("@")[0]
 
 
-def with_seeds(systems: Sequence[str]) -> list[str]:
-    """The systems in the order of their use, and behind them the second seeds."""
+def with_seeds(systems: Sequence[str], seeds: int = 2) -> list[str]:
+    """The systems in the order of their use, and behind them the further seeds."""
     ordered = sorted(systems, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    return [*ordered, *(f"{name}@1" for name in SEEDED if name in ordered)]
+    return [*ordered, *(f"{name}@{seed}" for seed in range(1, seeds) for name in SEEDED if name in ordered)]
 
 
 def fair_config(base: RunConfig, method: str, *, rate: float = 1.0, seed: int = 0) -> RunConfig:
@@ -79,6 +81,10 @@ def fair_config(base: RunConfig, method: str, *, rate: float = 1.0, seed: int = 
 class FairStudy(Study):
     """A comparison under these rules, in the folder of the measurer's store."""
 
+    rates: tuple[float, ...] = RATES
+    enclosing: bool = False
+    """Read a system no further than to the settings that enclose the data's entropy."""
+
     def trained_as(self, system: str) -> str:
         method, at, seed = system.partition("@")
         return super().trained_as(method) + at + seed
@@ -95,7 +101,15 @@ class FairStudy(Study):
 
     def swept(self, system: str) -> list[Any]:
         own = POINTS.get(method_of(system))
-        return controls_swept(method_of(system)) if own is None else [dict(knobs) for knobs in own]
+        swept = controls_swept(method_of(system)) if own is None else [dict(knobs) for knobs in own]
+        return [*swept, "until they enclose the data's entropy"] if self.enclosing else swept
+
+    def enough(self, records: Sequence[Record]) -> bool:
+        if not self.enclosing:
+            return False
+        entropies = [record["entropy"] for record in records if record["gen_ppl"] is not None]
+        wanted = records[0]["real"]["entropy"]
+        return bool(entropies) and min(entropies) <= wanted <= max(entropies)
 
     # -- the choice of a rate ------------------------------------------------------------------------------------------
 
@@ -112,19 +126,23 @@ class FairStudy(Study):
 
     def pilots(self, method: str) -> dict[float, float | None]:
         """Held-out loss of the pilots that are finished, by rate; None for one that left the finite numbers."""
-        found = {rate: self.store.find(f"pilot-{method}-{rate:.2f}", self._pilot_key(method, rate)) for rate in RATES}
+        found = {
+            rate: self.store.find(f"pilot-{method}-{rate:.2f}", self._pilot_key(method, rate)) for rate in self.rates
+        }
         return {rate: record["loss"] for rate, record in found.items() if record is not None}
 
     def rate(self, method: str) -> float | None:
-        """The rate with the lowest held-out loss; None before all pilots are finished."""
+        """The rate with the lowest held-out loss, or the only one; None before all pilots are finished."""
+        if len(self.rates) == 1:
+            return self.rates[0]
         found = {rate: loss for rate, loss in self.pilots(method).items() if loss is not None}
-        if len(self.pilots(method)) < len(RATES) or not found:
+        if len(self.pilots(method)) < len(self.rates) or not found:
             return None
         return min(found, key=lambda rate: found[rate])
 
     def run_pilots(self, method: str) -> None:
-        """Train with each of the rates for a few steps, unless that is done."""
-        for rate in RATES:
+        """Train with each of the rates for a few steps, unless that is done or there is nothing to choose."""
+        for rate in self.rates if len(self.rates) > 1 else ():
             name = f"pilot-{method}-{rate:.2f}"
 
             def make(rate: float = rate, name: str = name) -> dict[str, Any]:
@@ -143,7 +161,8 @@ class FairStudy(Study):
         found = []
         for cost in super().costs():
             method, at, _ = self.trained_as(cost.system).partition("@")
-            missing = 0 if at or cost.system == CONTROLLED else len(RATES) - len(self.pilots(method))
+            shared = at or cost.system == CONTROLLED or len(self.rates) == 1
+            missing = 0 if shared else len(self.rates) - len(self.pilots(method))
             pilot = missing * self.pilot_steps * self.seconds_per_step.get(method, 0.0)
             found.append(SystemCost(cost.system, cost.parameters, cost.training + pilot, cost.sampling))
         return found

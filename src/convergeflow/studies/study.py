@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,10 @@ class Study:
         """The same as JSON values, known without the weights."""
         return controls_swept(system)
 
+    def enough(self, records: Sequence[Record]) -> bool:
+        """Whether a system needs no further settings after these points."""
+        return False
+
     # -- before anything runs ------------------------------------------------------------------------------------------
 
     def costs(self) -> list[SystemCost]:
@@ -172,6 +176,8 @@ class Study:
                     advance=self.advance,
                 )
                 points.append((setting.label, record, file))
+                if self.enough([record for _, record, _ in points]):
+                    break
             result = SystemResult(
                 system, nfe, points, {**facts, "tokens_per_second": points[0][1]["tokens_per_second"]}
             )

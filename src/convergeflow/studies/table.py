@@ -169,7 +169,8 @@ def objective_alone(results: Sequence[SystemResult]) -> list[dict[str, Any]]:
         if theirs is None:
             continue
         # Strengths are rescaled to each model's schedule, so labels may differ in the last digits: go by order.
-        pairs = list(zip(ours.points, theirs.points, strict=True))
+        # Both are read in one order, and one of them may have needed fewer settings.
+        pairs = list(zip(ours.points, theirs.points, strict=False))
         for label, chosen in [(pair[0][0], [pair]) for pair in pairs] + [(None, pairs)]:
             ratio = paired_ratio([(mine[1]["per_sample"], other[1]["per_sample"]) for mine, other in chosen])
             if ratio is not None:

@@ -20,11 +20,11 @@ from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw, tempered
 from convergeflow.systems.rival import (
     TEMPERATURES,
+    AlongTable,
     Rival,
     RivalConfig,
     Run,
     Table,
-    start_head,
     token_losses,
     words_before,
     zero_linear,
@@ -64,7 +64,7 @@ class CausalBlock(nn.Module):
         return x + functional.dropout(h, self.dropout, self.training), (k, v)
 
 
-class CausalNetwork(nn.Module):
+class CausalNetwork(AlongTable):
     """Input tokens [B, L] to next-token logits [B, L, V]."""
 
     def __init__(self, config: RivalConfig) -> None:
@@ -76,7 +76,7 @@ class CausalNetwork(nn.Module):
         )
         self.norm_final = Norm(config.width)
         self.head = zero_linear(config.width, config.vocabulary)
-        start_head(self.head, self.embedding.weight, config.head_start)
+        self.start_head(config.head_start)
 
     def forward(self, tokens: Tensor, past: Memory | None = None) -> tuple[Tensor, Memory]:
         x, cache = self._inputs(tokens, past)

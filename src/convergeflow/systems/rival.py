@@ -60,7 +60,21 @@ class TokenStep:
     calls: int
 
 
-class TokenNetwork(nn.Module):
+class AlongTable(nn.Module):
+    """A network whose head may start along the rows of its token table."""
+
+    embedding: Table
+    head: nn.Linear
+
+    @torch.no_grad()
+    def start_head(self, start: float) -> None:
+        """`start` times the rows, in rows of mean square 1; 0 leaves the head as it is."""
+        if start:
+            rows = self.embedding.weight[: len(self.head.weight)]
+            self.head.weight.copy_(start * rows / rows.square().mean().sqrt())
+
+
+class TokenNetwork(AlongTable):
     """Table, trunk and a zero-initialised head: tokens, or vectors over the vocabulary, to logits [B, L, outputs]."""
 
     def __init__(self, config: RivalConfig, *, inputs: int, outputs: int) -> None:
@@ -69,7 +83,7 @@ class TokenNetwork(nn.Module):
         self.before = words_before(config)
         self.backbone = trunk(config)
         self.head = zero_linear(config.width, outputs)
-        start_head(self.head, self.embedding.weight, config.head_start)
+        self.start_head(config.head_start)
 
     def forward(self, inputs: Tensor, level: Tensor, positions: Tensor | None = None) -> Tensor:
         """`level` [B] is what the trunk is told; with `positions` (a mask on the CPU) the head runs on those, flat."""
@@ -105,14 +119,6 @@ def trunk(config: RivalConfig) -> Backbone:
 def words_before(config: RivalConfig) -> Neighbours | None:
     """The layer that shows each position the inputs before it, if the configuration asks for it."""
     return Neighbours(config.width, config.words_before) if config.words_before else None
-
-
-@torch.no_grad()
-def start_head(head: nn.Linear, table: Tensor, start: float) -> None:
-    """Start a head along the rows of the token table; 0 leaves it as it is."""
-    if start:
-        rows = table[: len(head.weight)]
-        head.weight.copy_(start * rows / rows.square().mean().sqrt())
 
 
 def zero_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

@@ -19,6 +19,7 @@ from convergeflow.model.backbone import Backbone
 from convergeflow.randomness import derive_seed
 from convergeflow.systems import METHODS
 from convergeflow.systems.protocol import WEIGHTS_FILE, LanguageModel, misfits, read_tensors
+from convergeflow.systems.rival import AlongTable
 from convergeflow.training.config import RunConfig
 
 AVERAGE_FILE = "ema.safetensors"
@@ -68,6 +69,8 @@ def start_table(model: LanguageModel, corpus: Corpus) -> None:
     if ratio := getattr(model.config, "head_init", 0.0):
         head = model.network.get_submodule("head").get_parameter("weight")
         head.copy_(ratio * model.network.get_submodule("embedding").rows())  # type: ignore[operator]
+    elif isinstance(model.network, AlongTable):
+        model.network.start_head(model.config.head_start)
 
 
 @torch.no_grad()
