@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from convergeflow.cli.compare import CompareOptions
+from convergeflow.cli.main import main
+from convergeflow.errors import UserError
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.studies import curve
+from convergeflow.studies.fair import RATES
 from convergeflow.systems import OURS
 
 
@@ -65,3 +69,34 @@ def test_the_page_has_a_line_per_budget_and_says_who_never_gets_there(tmp_path: 
     kept = json.loads((tmp_path / "budgets.json").read_text())
     assert [entry["steps"] for entry in kept["budgets"]] == [125, 1000] and kept["real"]["gen_ppl"] == 45.0
     assert (tmp_path / "budgets.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"steps": "5,six"}, "--steps takes whole numbers separated by commas, not '5,six'"),
+        ({"steps": "0"}, "--steps must be at least 1"),
+        ({"rates": "1"}, "--rates belongs to --fair"),
+        ({"rates": "1,x", "fair": True}, "--rates takes numbers such as 1,1/3,3, not '1,x'"),
+        ({"rates": "1/0", "fair": True}, "--rates takes numbers such as 1,1/3,3, not '1/0'"),
+        ({"rates": "1,-1", "fair": True}, "--rates takes different numbers above 0"),
+        ({"rates": "1,1", "fair": True}, "--rates takes different numbers above 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_a_line(given: dict[str, Any], said: str) -> None:
+    asked = CompareOptions(**given)
+    with pytest.raises(UserError) as caught:
+        _ = asked.lengths, asked.multiples
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_budgets_and_rates_are_read_as_they_are_meant() -> None:
+    assert CompareOptions().lengths == [None]
+    assert CompareOptions(steps="500, 125").lengths == [125, 500]
+    assert CompareOptions(fair=True).multiples == RATES
+    assert CompareOptions(fair=True, rates="1/4,2").multiples == (0.25, 2.0)
+
+
+def test_several_budgets_want_the_fair_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--corpus", "test", "--steps", "5,6", "--out", str(tmp_path / "out")]) == 2
+    assert "add it" in capsys.readouterr().err and not (tmp_path / "out").exists()
