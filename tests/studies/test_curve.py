@@ -61,7 +61,7 @@ def test_a_trend_needs_two_standard_errors_between_the_ends() -> None:
 
 def test_the_page_has_a_line_per_budget_and_says_who_never_gets_there(tmp_path: Path) -> None:
     found = {125: summary(180.0, mdlm=None), 1000: summary(100.0)}
-    curve.write(tmp_path, found, {"gen_ppl": 45.0, "entropy": 3.6})
+    curve.write(tmp_path, found, {"gen_ppl": 45.0, "entropy": 3.6}, complete=False)
     lines = (tmp_path / "budgets.md").read_text().splitlines()
     first, last = (next(line for line in lines if line.startswith(f"| {steps} ")) for steps in (125, 1000))
     assert "never there" in first and "never there" not in last
@@ -69,6 +69,17 @@ def test_the_page_has_a_line_per_budget_and_says_who_never_gets_there(tmp_path: 
     kept = json.loads((tmp_path / "budgets.json").read_text())
     assert [entry["steps"] for entry in kept["budgets"]] == [125, 1000] and kept["real"]["gen_ppl"] == 45.0
     assert (tmp_path / "budgets.png").stat().st_size > 10_000
+
+
+def test_claims_are_judged_by_the_largest_budget_once_all_are_done(tmp_path: Path) -> None:
+    found = {125: summary(180.0), 1000: summary(100.0)}
+    assert curve.judging_table(tmp_path) is None
+    curve.write(tmp_path, found, {}, complete=False)
+    assert curve.judging_table(tmp_path) is None
+    curve.write(tmp_path, found, {}, complete=True)
+    assert curve.judging_table(tmp_path) == tmp_path / "steps-1000" / "table.json"
+    (tmp_path / "table.json").write_text("{}")
+    assert curve.judging_table(tmp_path) == tmp_path / "table.json", "a comparison on one budget has one table"
 
 
 @pytest.mark.parametrize(

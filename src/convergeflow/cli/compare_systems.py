@@ -92,11 +92,11 @@ def _run(studies: list[Study], asked: CompareOptions) -> None:
                 summaries[study.base.total_steps] = table.write_comparison(study, results, asked.corpus)
             note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
             if len(studies) > 1:
-                real = results[0].points[0][1]["real"]
-                entries = curve.write(study.store.folder.parent, summaries, real)
+                out, real = study.store.folder.parent, results[0].points[0][1]["real"]
+                entries = curve.write(out, summaries, real, complete=study is studies[-1])
     summary = summaries[max(summaries)]
     if len(studies) > 1:
-        note(f"wrote budgets.md, budgets.json and the figure in {studies[0].store.folder.parent}")
+        note(f"wrote budgets.md, budgets.json and the figure in {out}")
     if asked.json:
         found = {name: summary[name] for name in ("about", "rows", "verdict")}
         print_json(found if len(studies) == 1 else {**found, "budgets": entries})

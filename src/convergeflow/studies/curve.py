@@ -6,6 +6,7 @@ alone. The largest budget is the comparison proper; the smaller ones say where t
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ def markdown(entries: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> str
     ]
     heads = [f"over {name} (paper: {published})" for _, name, published in RATIOS]
     columns = ["steps", "NFE", *systems, *heads, "MSE over continued CE, one sampler"]
-    lines = [f"# Comparison on {about['corpus']}, budget by budget", "", about["about"], ""]
+    lines = [f"# Comparison on {about['corpus']}, budget by budget", "", f"The largest budget: {about['about']}", ""]
     lines += [
         "Gen. PPL at the data's entropy of each system, and the ratios of ours:",
         "",
@@ -129,17 +130,30 @@ def _words(ratio: Mapping[str, Any] | None) -> str:
     return "-" if ratio is None else f"{number(ratio['value'], ratio['se'])} ({ratio['to']}): {ratio['says']}"
 
 
-def write(out: Path, found: Mapping[int, Summary], real: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """budgets.json, budgets.md and budgets.png from the tables of all budgets; returns what budgets.json lists."""
+def write(out: Path, found: Mapping[int, Summary], real: Mapping[str, Any], *, complete: bool) -> list[dict[str, Any]]:
+    """budgets.json, budgets.md and budgets.png from the tables of all budgets; returns what budgets.json lists.
+
+    Only a `complete` comparison names the table that the paper's claims are judged by: that of the largest budget.
+    """
     entries = budgets(found)
     largest = found[max(found)]
     about = {name: largest[name] for name in ("corpus", "about", "command")}
-    files.write_json(
-        out / "budgets.json", {"kind": "budgets", "format": 1, **about, "real": dict(real), "budgets": entries}
-    )
+    judged = f"{folder_of(out, max(found)).name}/table.json" if complete else None
+    kept = {"kind": "budgets", "format": 1, **about, "judged_by": judged, "real": dict(real), "budgets": entries}
+    files.write_json(out / "budgets.json", kept)
     files.write_text(out / "budgets.md", markdown(entries, about))
     _draw(entries, out, real)
     return entries
+
+
+def judging_table(folder: Path) -> Path | None:
+    """The table of a comparison in `folder` that the paper's claims are judged by, if there is one."""
+    if (folder / "table.json").is_file():
+        return folder / "table.json"
+    if not (folder / "budgets.json").is_file():
+        return None
+    judged = json.loads((folder / "budgets.json").read_text(encoding="utf-8"))["judged_by"]
+    return None if judged is None else folder / judged
 
 
 def _draw(entries: Sequence[dict[str, Any]], out: Path, real: Mapping[str, Any]) -> None:

@@ -3,8 +3,8 @@
 Every model that ships with the package or lies in the store, and has the vocabulary of the corpus, is sampled in the
 one way that all systems share. ConvergeFlow alone is known by its name: it is measured along configuration C. These
 models may have been trained for different times. So if `convergeflow compare` has put its table into the store
-(`comparison-CORPUS/table.json`, in the folder or beside it), systems are judged by that table, where all have one
-budget. It is another study, of other models: the evidence names it.
+(`comparison-CORPUS`, in the folder or beside it), systems are judged by that table, where all have one budget; of
+several budgets by that of the largest. It is another study, of other models: the evidence names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from convergeflow.evaluation.estimate import Estimate
 from convergeflow.evaluation.frontier import FrontierPoint, interpolate
 from convergeflow.results import figures
-from convergeflow.studies import table
+from convergeflow.studies import curve, table
 from convergeflow.studies.reproduce import drawing, engine, models, paper
 from convergeflow.studies.reproduce.bench import Bench, seeds_of
 from convergeflow.studies.reproduce.registry import Experiment
@@ -45,8 +45,8 @@ def measure(experiment: Experiment, bench: Bench) -> tuple[list[Record], dict[st
 def _compared(bench: Bench) -> dict[str, Any]:
     """A comparison on this corpus: its rows at this budget of calls (AR has its own), and which study they are of."""
     name = f"comparison-{bench.scale.corpus}"
-    places = [folder / name / "table.json" for folder in (bench.store.folder, bench.store.folder.resolve().parent)]
-    path = next((place for place in places if place.is_file()), None)
+    places = [folder / name for folder in (bench.store.folder, bench.store.folder.resolve().parent)]
+    path = next((found for found in map(curve.judging_table, places) if found is not None), None)
     if bench.scale.name == "test" or path is None:
         return {"comparison": []}
     found = json.loads(path.read_text(encoding="utf-8"))
