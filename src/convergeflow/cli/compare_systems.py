@@ -64,7 +64,7 @@ def _studies(asked: CompareOptions) -> list[Study]:
     out = asked.out or Path("out") / f"compare-{Path(asked.corpus).stem}"
     reference = corpus_reference(open_corpus(recipe), asked.num, recipe.corpus.length)
     assessor = assessor_for(reference, asked.scorer, device=asked.device, say=note)
-    studies = []
+    studies: list[Study] = []
     for base in bases:
         folder = folder_of(out, base.total_steps) if several else out
         store, length, command = Store(folder, note=note), base.corpus.length, command_line()

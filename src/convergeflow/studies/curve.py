@@ -10,13 +10,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convergeflow import files
 from convergeflow.evaluation.estimate import Estimate, number
 from convergeflow.results import pages
 from convergeflow.studies import table
 from convergeflow.systems import OURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RATIOS = (("", "the best other diffusion system", 0.55), ("ar", "AR", 0.92))
 """Whom the paper's ratios are against, in words, and their values there."""
@@ -171,14 +174,14 @@ def _draw(entries: Sequence[dict[str, Any]], out: Path, real: Mapping[str, Any])
                 (at, row["gen_ppl"], table.error_of(row)) for at, row in points if row and row["gen_ppl"] is not None
             ]
             look: dict[str, Any] = {"color": figures.COLOURS[index], "marker": figures.MARKERS[index], "capsize": 2}
-            left.errorbar(*([row[k] for row in known] for k in range(3)), label=name, **look)
+            _with_bars(left, known, label=name, **look)
         if real.get("gen_ppl") is not None:
             left.axhline(real["gen_ppl"], color="grey", linestyle=":", label="real text")
         for which, (_, name, published) in enumerate(RATIOS):
             ratios = [(entry["steps"], entry["ratios"][which]) for entry in here if entry["ratios"][which] is not None]
             colour = figures.COLOURS[which]
-            numbers = [[at for at, _ in ratios], [row["value"] for _, row in ratios], [row["se"] for _, row in ratios]]
-            right.errorbar(*numbers, color=colour, marker="o", capsize=2, label=f"over {name}")
+            known = [(at, ratio["value"], ratio["se"]) for at, ratio in ratios]
+            _with_bars(right, known, color=colour, marker="o", capsize=2, label=f"over {name}")
             right.axhline(published, color=colour, linestyle="--", linewidth=1, label=f"the paper's {published}")
         for axes in (left, right):
             figures.count_axis(axes, steps)
@@ -191,3 +194,10 @@ def _draw(entries: Sequence[dict[str, Any]], out: Path, real: Mapping[str, Any])
             right, "training steps of every system", "our Gen. PPL over another's", "bars: one standard error"
         )
         figures.save(figure, out, "budgets")
+
+
+def _with_bars(axes: Axes, points: Sequence[tuple[int, float, float]], **look: Any) -> None:
+    """A line through (steps, value, standard error)."""
+    axes.errorbar(
+        [at for at, _, _ in points], [value for _, value, _ in points], [error for _, _, error in points], **look
+    )
