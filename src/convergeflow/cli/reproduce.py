@@ -21,8 +21,8 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="test (minutes, tiny models), embedded (2.5 hours on 2 cores), basic, paper, or a YAML file with "
-            "`like: SCALE` and other sizes."
+            help="test (minutes, tiny models), embedded (2.5 hours on 2 cores), basic, basic-gentle, paper, or a YAML "
+            "file with `like: SCALE` and other sizes."
         ),
     ] = "test",
     out: Annotated[str, typer.Option(help="Folder for records, figures and the report.")] = "reproduction",

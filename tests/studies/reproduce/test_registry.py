@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from convergeflow.errors import UserError
+from convergeflow.flow.guidance import Controls
 from convergeflow.results.store import Store
+from convergeflow.sampling.plan import PAPER_SCHEDULE
 from convergeflow.studies.reproduce import drawing, engine, judges, kinds, paper
+from convergeflow.studies.reproduce.bench import Bench
 from convergeflow.studies.reproduce.registry import Claim, Experiment, experiment_by_name, experiments, experiments_of
 from convergeflow.studies.reproduce.result import ExperimentResult
 from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
@@ -54,6 +57,27 @@ def test_the_scale_of_natural_text_is_the_embedded_one_with_other_text_and_score
     assert [each.name for each in experiments_of(there, "all")] == list(experiments())
     with pytest.raises(UserError, match="facts is no experiment of the scale basic; it has objectives"):
         experiments_of(here, "facts")
+
+
+def test_the_gentle_scale_has_the_same_points_at_a_share_of_the_guidance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, gentle = scale_by_name("basic"), scale_by_name("basic-gentle")
+    changed = {name for name, value in vars(gentle).items() if value != vars(full)[name]}
+    assert changed == {"name", "experiments", "strength"} and full.strength == 1
+    for experiment in experiments_of(gentle, "all"):
+        for family in experiment.points:
+            assert engine.expand(family, gentle) == engine.expand(family, full)
+
+    class Model:
+        schedule = PAPER_SCHEDULE
+
+    controls = Controls(refine=100, scg=20.0, ug=0.5, refine_schedule="C", scg_schedule="C", ug_schedule="C")
+    monkeypatch.setattr(Bench, "model", None)
+    monkeypatch.setattr(Bench, "load", lambda bench, kept: Model())
+    strong, weak = (Bench(Store(tmp_path), scale).settings(64, controls).controls for scale in (full, gentle))
+    assert strong.scg == pytest.approx(20.0) and weak.scg == pytest.approx(8.0) and weak.ug == pytest.approx(0.2)
+    assert weak.refine == strong.refine == 100
 
 
 def test_a_claim_of_natural_text_is_judged_where_the_embedded_scale_would() -> None:

@@ -90,7 +90,9 @@ class Bench:
         return self._loaded[1]
 
     def settings(self, nfe: int, controls: Controls) -> Settings:
-        """The paper's setting for the model's schedule."""
+        """The paper's setting for the model's schedule, at the scale's share of its guidance."""
+        share = self.scale.strength
+        controls = replace(controls, scg=share * controls.scg, ug=share * controls.ug)
         return carried_over(nfe, controls, self.load(self.model).schedule)
 
     def measure(

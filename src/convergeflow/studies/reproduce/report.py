@@ -176,7 +176,11 @@ def _introduction(finished: Sequence[Finished], scale: ExperimentScale) -> list[
         f"Scale `{scale.name}`: corpus {scale.corpus}, {scale.num_samples} samples of {scale.length} tokens per point, "
         f"scorer {scale.scorer}. convergeflow {__version__}, Python {platform.python_version()}, {platform.machine()}.",
         f"The paper's numbers: {paper.protocol()}. Its nominal strengths are carried over to this model's schedule at "
-        "equal effective strength.",
+        + (
+            "equal effective strength."
+            if scale.strength == 1
+            else f"{scale.strength:g} times their effective strength."
+        ),
         "Verdicts: "
         + ", ".join(f"{number} {verdict}" for verdict, number in found.items())
         + ". They are computed from the records in this folder. `too noisy` asks for more samples; `needs another "

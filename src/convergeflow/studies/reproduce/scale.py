@@ -3,7 +3,8 @@
 `test` trains tiny models on the spot and ends within minutes; its claims about language are not measured, by design.
 `embedded` uses the shipped stories checkpoint, whose text has exact scores. `paper` is OpenWebText with the checkpoint
 that the paper starts from and GPT-2 Large as the scorer. `basic` is `embedded` on natural text, scored by SmolLM2, for
-the experiments about the trade-off between quality and diversity. The sizes are in `scales.yaml`.
+the experiments about the trade-off between quality and diversity; `basic-gentle` is the same with weaker guidance. The
+sizes are in `scales.yaml`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class ExperimentScale:
     """Training sequences of a corpus that is generated."""
     objective_nfe: int
     """NFE of the samples that judge the objectives."""
+    strength: float = 1.0
+    """Share of the paper's guidance strengths that is used: a young model breaks at the full ones."""
 
 
 def read_data(name: str) -> dict[str, Any]:
