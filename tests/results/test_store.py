@@ -89,9 +89,10 @@ def test_a_record_with_its_own_key_answers_that_key_alone(tmp_path: Path) -> Non
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def test_committed_points_are_found_by_their_keys() -> None:
+@pytest.mark.parametrize("report", ["reproduction", "reproduction-basic"])
+def test_committed_points_are_found_by_their_keys(report: str) -> None:
     """Nothing that is measured and committed may be measured again."""
-    listed = sorted((RESULTS / "reproduction" / "records").glob("*/*.json"))
+    listed = sorted((RESULTS / report / "records").glob("*/*.json"))
     assert len(listed) >= 10
 
     def refuse() -> dict[str, Any]:
@@ -99,7 +100,7 @@ def test_committed_points_are_found_by_their_keys() -> None:
 
     for path in listed:
         record = json.loads(path.read_text())
-        found = Store(RESULTS / "reproduction").point(record["kind"], record["key"], refuse, label="x")
+        found = Store(RESULTS / report).point(record["kind"], record["key"], refuse, label="x")
         assert found == record, path
 
 

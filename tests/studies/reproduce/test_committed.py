@@ -19,25 +19,38 @@ from convergeflow.studies.reproduce.verdict import Verdict
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
+FOLDERS = {"embedded": "reproduction", "basic": "reproduction-basic"}
+"""The report of each scale."""
+
+
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("committed") / "reproduction"
-    shutil.copytree(RESULTS / "reproduction", folder)
-    shutil.copytree(RESULTS / "stories-swift", folder, dirs_exist_ok=True)
-    shutil.copytree(RESULTS / "comparison-stories", folder.parent / "comparison-stories")
-    return folder
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Copies of the reports by scale, each with what lies beside it."""
+    results = tmp_path_factory.mktemp("committed")
+    folders = {scale: results / name for scale, name in FOLDERS.items()}
+    for name in (*FOLDERS.values(), "comparison-stories"):
+        shutil.copytree(RESULTS / name, results / name)
+    shutil.copytree(RESULTS / "stories-swift", folders["embedded"], dirs_exist_ok=True)
+    return folders
 
 
-@pytest.mark.parametrize("name", list(experiments()))
+@pytest.mark.parametrize(
+    ("scale", "name"),
+    [
+        *(("embedded", name) for name in experiments()),
+        *(("basic", name) for name in scale_by_name("basic").experiments),
+    ],
+)
 def test_nothing_is_measured_again_and_the_verdicts_stand(
-    name: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scale: str, name: str, kept: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path))
-    before = sorted(kept.rglob("*"))
+    folder = kept[scale]
+    before = sorted(folder.rglob("*"))
     experiment = experiment_by_name(name)
-    result = experiment.run(Store(kept, measuring=False), scale_by_name("embedded"))
-    assert sorted(kept.rglob("*")) == before
-    committed = json.loads((kept / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    result = experiment.run(Store(folder, measuring=False), scale_by_name(scale))
+    assert sorted(folder.rglob("*")) == before
+    committed = json.loads((folder / "results" / f"{name}.json").read_text(encoding="utf-8"))
     judged = experiment.judge(result)
     assert len(result.records) == committed["points"]
     assert set(judged) == set(committed["claims"])
