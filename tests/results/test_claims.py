@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convergeflow.results.claims import Claims, Taken
+from convergeflow.results import claims as claiming
+from convergeflow.results.claims import Claims, Taken, shared
 from convergeflow.results.store import Store
 
 
@@ -66,6 +67,38 @@ def test_a_holder_is_touched_while_it_works(tmp_path: Path) -> None:
         while (tmp_path / "point.0").stat().st_mtime == 0 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert (tmp_path / "point.0").stat().st_mtime > 0
+
+
+def test_what_is_taken_is_attempted_again_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(claiming.time, "sleep", pauses.append)
+    attempts = {"a": 3, "b": 1, "c": 2}  # taken until the last of so many attempts
+
+    def attempt(task: str) -> str:
+        attempts[task] -= 1
+        if attempts[task]:
+            raise Taken(task)
+        return task.upper()
+
+    assert list(shared("abc", attempt)) == [("b", "B"), ("c", "C"), ("a", "A")]
+    assert pauses == [], "it waits only after a round in which nothing was free"
+    attempts |= {"a": 2}
+    assert list(shared("a", attempt)) == [("a", "A")] and pauses == [claiming.PAUSE]
+
+
+def test_a_turn_waits_until_the_claim_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims, order = Claims(tmp_path), []
+    held = claims.held("page")
+    held.__enter__()
+
+    def let_go(seconds: float) -> None:
+        order.append("waits")
+        held.__exit__(None, None, None)
+
+    monkeypatch.setattr(claiming.time, "sleep", let_go)
+    with Claims(tmp_path).turn("page"):
+        order.append("writes")
+    assert order == ["waits", "writes"] and not list(tmp_path.iterdir())
 
 
 def _hold(folder: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,41 @@ def test_one_rate_needs_no_pilot() -> None:
     assert study.rate("ar") == 0.5
     plain, chosen = run_config(study.base, "ar"), study.config("ar")
     assert chosen.stages[0].lr == pytest.approx(0.5 * plain.stages[0].lr)
+
+
+@pytest.mark.slow
+def test_processes_share_the_systems_and_budgets_of_one_folder(tmp_path: Path) -> None:
+    """The same command twice at once: every system is trained by one of them, and both end with all of the tables."""
+    small = ["batch=4", "corpus.length=8", "corpus.blocks=64", "corpus.heldout_blocks=32"]
+    words = ["compare", "--corpus", "test", "--systems", "ar,mdlm,convergeflow", "--steps", "4,5", "--fair"]
+    words += [
+        "--rates",
+        "1",
+        "--nfe",
+        "3",
+        "--num",
+        "3",
+        "--bound",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
+    words += [*small, "evaluate_blocks=4"]
+    env = {**os.environ, "CONVERGEFLOW_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "convergeflow", *words]
+    both = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    said = [process.communicate(timeout=600) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    trained = [line for _, errors in said for line in errors.splitlines() if "training for" in line]
+    assert len(trained) == len(set(trained)) == 3 + 3 + 2, trained
+    assert said[0][0] == said[1][0] and "mdlm" in said[0][0]
+    kept = json.loads((tmp_path / "out" / "budgets.json").read_text())
+    assert [entry["steps"] for entry in kept["budgets"]] == [4, 5] and kept["judged_by"] == "steps-5/table.json"
+    rows = json.loads((tmp_path / "out" / "steps-5" / "table.json").read_text())["rows"]
+    assert [entry["system"] for entry in rows] == ["ar", "convergeflow", "mdlm"]
+    assert "training_se" in rows[0]["at_data_entropy"]
 
 
 @pytest.mark.slow

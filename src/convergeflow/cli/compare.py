@@ -44,7 +44,11 @@ class CompareOptions:
     scorer: options.Scorer = ""
     protocol: options.OneProtocol = "ours-1"
     out: Annotated[
-        Path | None, typer.Option(help="Folder; what is finished in it is kept. [default: out/compare-CORPUS]")
+        Path | None,
+        typer.Option(
+            help="Folder; what is finished in it is kept, and several processes may work in it. "
+            "[default: out/compare-CORPUS]"
+        ),
     ] = None
     precision: options.Precision = None
     checkpoints: Annotated[

@@ -11,11 +11,14 @@ from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
     from convergeflow.cli.compare import CompareOptions
-    from convergeflow.studies.study import Study
+    from convergeflow.studies.study import Study, SystemResult
 
 
 def compare_systems(asked: CompareOptions) -> None:
-    """Train what is missing, measure every system, and write the table; of several budgets the smallest first."""
+    """Train what is missing, measure every system, and write the table; of several budgets the smallest first.
+
+    Processes that are given one folder share the systems and budgets among them.
+    """
     from convergeflow.results.store import readable
 
     studies = _studies(asked)
@@ -43,6 +46,7 @@ def _studies(asked: CompareOptions) -> list[Study]:
     from convergeflow.evaluation.assess import assessor_for
     from convergeflow.evaluation.protocol import protocol_named
     from convergeflow.evaluation.reference import corpus_reference
+    from convergeflow.results.claims import Claims
     from convergeflow.results.draw import Measurer
     from convergeflow.results.store import Store
     from convergeflow.studies.curve import folder_of
@@ -67,7 +71,11 @@ def _studies(asked: CompareOptions) -> list[Study]:
     studies: list[Study] = []
     for base in bases:
         folder = folder_of(out, base.total_steps) if several else out
-        store, length, command = Store(folder, note=note), base.corpus.length, command_line()
+        store, length, command = (
+            Store(folder, note=note, claims=Claims(folder / "claims")),
+            base.corpus.length,
+            command_line(),
+        )
         measurer = Measurer(store, assessor, chosen, range(asked.num), length, command=command)
         how: dict[str, Any] = {"bound_draws": asked.bound, "device": asked.device}
         if asked.fair:
@@ -80,26 +88,35 @@ def _studies(asked: CompareOptions) -> list[Study]:
 
 def _run(studies: list[Study], asked: CompareOptions) -> None:
     """Write the table after every system, and the page of several budgets after each: what is stopped leaves those."""
+    from convergeflow.results.claims import shared
     from convergeflow.studies import curve, table
 
+    largest, several = studies[-1], len(studies) > 1
+    out = largest.store.folder.parent
+    found: dict[int, dict[str, list[SystemResult]]] = {study.base.total_steps: {} for study in studies}
     summaries: dict[int, dict[str, Any]] = {}
     with progress("comparing") as bar:
         for study in studies:
             study.advance = bar.advance
-            results = []
-            for result in study.run():
-                results.append(result)
-                summaries[study.base.total_steps] = table.write_comparison(study, results, asked.corpus)
-            note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
-            if len(studies) > 1:
-                out, real = study.store.folder.parent, results[0].points[0][1]["real"]
-                entries = curve.write(out, summaries, real, complete=study is studies[-1])
+        work = [(study, system) for study in studies for system in study.systems]
+        for (study, system), made in shared(work, lambda each: each[0].results(each[1])):
+            here = found[study.base.total_steps]
+            here[system] = made
+            results = [result for name in study.systems for result in here.get(name, [])]
+            with largest.store.turn("table"):
+                summary = table.write_comparison(study, results, asked.corpus)
+                if len(here) == len(study.systems):
+                    note(f"wrote table.md, table.json and the frontier figures in {study.store.folder}")
+                    summaries[study.base.total_steps] = summary
+                    if several:
+                        real = results[0].points[0][1]["real"]
+                        entries = curve.write(out, summaries, real, complete=len(summaries) == len(studies))
     summary = summaries[max(summaries)]
-    if len(studies) > 1:
+    if several:
         note(f"wrote budgets.md, budgets.json and the figure in {out}")
     if asked.json:
-        found = {name: summary[name] for name in ("about", "rows", "verdict")}
-        print_json(found if len(studies) == 1 else {**found, "budgets": entries})
+        shown = {name: summary[name] for name in ("about", "rows", "verdict")}
+        print_json({**shown, "budgets": entries} if several else shown)
         return
     print_table(table.COLUMNS, [table.cells(row) for row in summary["rows"]])
     for sentence in summary["verdict"]:

@@ -14,16 +14,22 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
 
 PATIENCE = 180.0
 """Seconds without a sign of life after which a holder on another machine is taken for dead."""
 TOUCH_EVERY = 15.0
+PAUSE = 2.0
+"""Seconds before one looks again at what others work on."""
 
 
 class Taken(Exception):
@@ -50,6 +56,18 @@ class Claims:
             done.set()
             thread.join()
             mine.unlink(missing_ok=True)
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """Hold the claim to a name as soon as nobody else does."""
+        with ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(self.held(name))
+                    break
+                except Taken:
+                    time.sleep(PAUSE / 4)
+            yield
 
     def _take(self, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +122,23 @@ class Claims:
         while not done.wait(self.touch_every):
             with suppress(OSError):  # somebody took it over, or the disk is away for a moment
                 os.utime(mine)
+
+
+def shared(tasks: Iterable[Task], attempt: Callable[[Task], Outcome]) -> Iterator[tuple[Task, Outcome]]:
+    """Every task with its outcome, as they come: one that is `Taken` is attempted again after all others."""
+    waiting = list(tasks)
+    while waiting:
+        later = []
+        for task in waiting:
+            try:
+                outcome = attempt(task)
+            except Taken:
+                later.append(task)
+                continue
+            yield task, outcome
+        if len(later) == len(waiting):
+            time.sleep(PAUSE)
+        waiting = later
 
 
 def _machine() -> str:

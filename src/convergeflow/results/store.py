@@ -217,6 +217,10 @@ class Store:
         """While this process alone works on something of this name."""
         return nullcontext() if self.claims is None else self.claims.held(name)
 
+    def turn(self, name: str) -> AbstractContextManager[None]:
+        """The same, after waiting for it: for what is quick, such as drawing and writing pages."""
+        return nullcontext() if self.claims is None else self.claims.turn(name)
+
 
 def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     """Arrays and the facts about them; None unless both are there and whole."""

@@ -10,7 +10,7 @@ otherwise on simple English.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,13 +167,9 @@ class FairStudy(Study):
             found.append(SystemCost(cost.system, cost.parameters, cost.training + pilot, cost.sampling))
         return found
 
-    def run(self) -> Iterator[SystemResult]:
-        for system in self.systems:
-            kept = self._kept(system)
-            if kept is None:
-                self.run_pilots(method_of(self.trained_as(system)))
-                kept = list(self._measured(system))
-            yield from kept
+    def _measured(self, system: str) -> list[SystemResult]:
+        self.run_pilots(method_of(self.trained_as(system)))
+        return super()._measured(system)
 
 
 def heldout_loss(model: Any, study: Study) -> tuple[float | None, str]:

@@ -2,7 +2,8 @@
 
 A stopped comparison goes on: a finished model is loaded, a half-trained one is resumed, and a point whose record
 lies in the folder with the same key is not made again. A system whose results are complete no longer needs its weights,
-so the records alone can be kept. One system is in memory at a time.
+so the records alone can be kept. One system is in memory at a time. If the store has claims, several processes may
+share the folder: each system is made by one of them.
 """
 
 from __future__ import annotations
@@ -155,10 +156,20 @@ class Study:
     def run(self) -> Iterator[SystemResult]:
         """Results one by one, in the order of the systems."""
         for system in self.systems:
-            kept = self._kept(system)
-            yield from self._measured(system) if kept is None else kept
+            yield from self.results(system)
 
-    def _measured(self, system: str) -> Iterator[SystemResult]:
+    def results(self, system: str) -> list[SystemResult]:
+        """Those of one system, made if they are not there; `Taken` if another process is at them."""
+        kept = self._kept(system)
+        if kept is None:
+            with self.store.alone(f"system-{self.trained_as(system)}"):
+                kept = self._kept(system)  # another process may have finished it just now
+                if kept is None:
+                    kept = self._measured(system)
+        return kept
+
+    def _measured(self, system: str) -> list[SystemResult]:
+        results = []
         folder = self.trained(self.trained_as(system))
         model = zoo.load_model(folder, device=self.device)
         about = origin(folder, model)
@@ -183,7 +194,8 @@ class Study:
             )
             listed = [[label, file] for label, _, file in points]
             self.store.keep(f"{system}-nfe{nfe}", self._key(system), {"points": listed, "facts": result.facts})
-            yield result
+            results.append(result)
+        return results
 
     def _key(self, system: str) -> dict[str, Any]:
         """Everything that a system's results depend on; it is known without the weights."""

@@ -79,7 +79,9 @@ def _with_training_error(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of second training seeds (`ar@1`) go into those of the first: half the distance is the error of training."""
     for other in (row for row in table if "@" in row["system"]):
         name = other["system"].partition("@")[0]
-        first = next(row for row in table if (row["system"], row["nfe"]) == (name, other["nfe"]))
+        first = next((row for row in table if (row["system"], row["nfe"]) == (name, other["nfe"])), None)
+        if first is None:  # another process is still at it
+            continue
         values = [row["at_data_entropy"]["gen_ppl"] for row in (first, other)]
         distance = None if None in values else abs(values[0] - values[1]) / 2
         first["at_data_entropy"] |= {"training_se": distance, "second_seed": values[1]}

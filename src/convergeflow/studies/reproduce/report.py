@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convergeflow import __version__, files
 from convergeflow.results import pages
-from convergeflow.results.claims import Taken
+from convergeflow.results.claims import Taken, shared
 from convergeflow.results.store import Pace, Store, readable
 from convergeflow.studies.reproduce import cost, paper, team
 from convergeflow.studies.reproduce.left import Left, left
@@ -24,9 +23,6 @@ from convergeflow.studies.reproduce.registry import Experiment
 from convergeflow.studies.reproduce.result import ExperimentResult, ReportTable
 from convergeflow.studies.reproduce.scale import ExperimentScale
 from convergeflow.studies.reproduce.verdict import Judgement, Verdict
-
-PAUSE = 2.0
-"""Seconds before one looks again at what others work on."""
 
 
 @dataclass(frozen=True)
@@ -77,39 +73,35 @@ def reproduce(
     if store.measuring:
         planned = {each.name: each for each in announce(experiments, store, scale)}
         team.train_together(experiments, store, scale)
+
+    def attempt(experiment: Experiment) -> tuple[ExperimentResult, float]:
+        started = time.perf_counter()
+        if experiment.name in planned:
+            store.pace.begin(planned[experiment.name].points, planned[experiment.name].seconds)
+        store.note(f"-- {experiment.name}: {experiment.question}")
+        try:
+            result = experiment.run(store, scale)
+        except Taken:
+            store.note(f"   {experiment.name}: other processes are at the rest of it")
+            raise
+        return result, time.perf_counter() - started if store.measuring else _took(store, experiment)
+
     finished: dict[str, Finished] = {}
-    waiting = list(experiments)
-    while waiting:
-        later = []
-        for experiment in waiting:
-            started = time.perf_counter()
-            if experiment.name in planned:
-                store.pace.begin(planned[experiment.name].points, planned[experiment.name].seconds)
-            store.note(f"-- {experiment.name}: {experiment.question}")
-            try:
-                result = experiment.run(store, scale)
-            except Taken:
-                store.note(f"   {experiment.name}: other processes are at the rest of it")
-                later.append(experiment)
-                continue
-            with _turn(store):
-                took = time.perf_counter() - started if store.measuring else _took(store, experiment)
-                done = Finished(
-                    experiment,
-                    result,
-                    experiment.judge(result),
-                    experiment.draw(result, store.figures),
-                    experiment.tabulate(result),
-                    took,
-                )
-                finished[experiment.name] = done
-                for name, judgement in done.judgements.items():
-                    store.note(f"   {experiment.name}/{name}: {judgement.verdict}")
-                files.write_json(store.folder / "results" / f"{experiment.name}.json", done.describe())
-                write_pages(_ordered(finished, experiments), store, scale, page)
-        if len(later) == len(waiting):
-            time.sleep(PAUSE)
-        waiting = later
+    for experiment, (result, took) in shared(experiments, attempt):
+        with store.turn("report"):
+            done = Finished(
+                experiment,
+                result,
+                experiment.judge(result),
+                experiment.draw(result, store.figures),
+                experiment.tabulate(result),
+                took,
+            )
+            finished[experiment.name] = done
+            for name, judgement in done.judgements.items():
+                store.note(f"   {experiment.name}/{name}: {judgement.verdict}")
+            files.write_json(store.folder / "results" / f"{experiment.name}.json", done.describe())
+            write_pages(_ordered(finished, experiments), store, scale, page)
     return _ordered(finished, experiments)
 
 
@@ -137,19 +129,6 @@ def _took(store: Store, experiment: Experiment) -> float:
 
 def _ordered(finished: Mapping[str, Finished], experiments: Sequence[Experiment]) -> list[Finished]:
     return [finished[experiment.name] for experiment in experiments if experiment.name in finished]
-
-
-@contextmanager
-def _turn(store: Store) -> Iterator[None]:
-    """Wait for this process's turn to draw and write pages."""
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(store.alone("report"))
-                break
-            except Taken:
-                time.sleep(PAUSE / 4)
-        yield
 
 
 def write_pages(finished: Sequence[Finished], store: Store, scale: ExperimentScale, page: str) -> None:
