@@ -11,7 +11,7 @@ from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
     from convergeflow.cli.compare import CompareOptions
-    from convergeflow.studies.study import Study, SystemResult
+    from convergeflow.studies.study import Study, SystemResult, Trial
 
 
 def compare_systems(asked: CompareOptions) -> None:
@@ -69,6 +69,7 @@ def _studies(asked: CompareOptions) -> list[Study]:
     reference = corpus_reference(open_corpus(recipe), asked.num, recipe.corpus.length)
     assessor = assessor_for(reference, asked.scorer, device=asked.device, say=note)
     studies: list[Study] = []
+    trials: dict[str, Trial] = {}
     for base in bases:
         folder = folder_of(out, base.total_steps) if several else out
         store, length, command = (
@@ -77,7 +78,7 @@ def _studies(asked: CompareOptions) -> list[Study]:
             command_line(),
         )
         measurer = Measurer(store, assessor, chosen, range(asked.num), length, command=command)
-        how: dict[str, Any] = {"bound_draws": asked.bound, "device": asked.device}
+        how: dict[str, Any] = {"bound_draws": asked.bound, "device": asked.device, "trials": trials}
         if asked.fair:
             systems = with_seeds(wanted, seeds=1 if several and base is not bases[-1] else 2)
             studies.append(FairStudy(base, systems, asked.budgets, measurer, rates=rates, enclosing=several, **how))

@@ -163,7 +163,7 @@ class FairStudy(Study):
             method, at, _ = self.trained_as(cost.system).partition("@")
             shared = at or cost.system == CONTROLLED or len(self.rates) == 1
             missing = 0 if shared else len(self.rates) - len(self.pilots(method))
-            pilot = missing * self.pilot_steps * self.seconds_per_step.get(method, 0.0)
+            pilot = missing * self.pilot_steps * self._trial(cost.system).seconds_per_step if missing else 0.0
             found.append(SystemCost(cost.system, cost.parameters, cost.training + pilot, cost.sampling))
         return found
 

@@ -45,6 +45,16 @@ class SystemCost:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What a few steps and samples of a system took."""
+
+    parameters: int
+    seconds_per_step: float
+    sampling: float
+    """Seconds for all its points."""
+
+
+@dataclass(frozen=True)
 class SystemResult:
     """One system at one budget of network calls."""
 
@@ -67,8 +77,8 @@ class Study:
     bound_draws: int = 8
     device: str = "auto"
     advance: Advance = field(default=silent)
-    seconds_per_step: dict[str, float] = field(default_factory=dict)
-    """Of each training run, once `costs` has tried it."""
+    trials: dict[str, Trial] = field(default_factory=dict)
+    """Of each system, once `costs` has tried it; studies that differ in the budget of training alone may share them."""
 
     @property
     def store(self) -> Store:
@@ -107,23 +117,29 @@ class Study:
 
     def costs(self) -> list[SystemCost]:
         """Time of each system from a few trial steps, samples, scores and bounds; what is finished costs nothing."""
-        found = []
-        trials: dict[str, tuple[int, Any]] = {}
+        found, planned = [], set()
         for system in self.systems:
-            method, training = self.trained_as(system), 0.0
-            if method not in trials:  # otherwise it shares another system's run
-                config = self.config(method)
-                model: Any = build_model(config, self.reference.vocabulary)
-                trial = estimate(config, model, self.reference.vocabulary)
-                self.seconds_per_step[method] = (trial.total_seconds or 0.0) / config.total_steps
-                alike = [name for name in self.systems if self.trained_as(name) == method]
-                if not self._finished(method) and any(self._kept(name) is None for name in alike):
-                    training = trial.total_seconds or 0.0
-                trials[method] = (trial.parameters, model.eval())
-            parameters, model = trials[method]
-            sampling = 0.0 if self._kept(system) is not None else self._sampling_time(system, model)
-            found.append(SystemCost(system, parameters, training, sampling))
+            kept = self._kept(system)
+            if kept is not None:
+                found.append(SystemCost(system, kept[0].facts["parameters"], 0.0, 0.0))
+                continue
+            run, trial, training = self.trained_as(system), self._trial(system), 0.0
+            if run not in planned and not self._finished(run):  # several systems may share a run
+                training = trial.seconds_per_step * self.base.total_steps
+            planned.add(run)
+            found.append(SystemCost(system, trial.parameters, training, trial.sampling))
         return found
+
+    def _trial(self, system: str) -> Trial:
+        """The trial of a system; a further seed costs what the first one does."""
+        name = system.partition("@")[0]
+        if name not in self.trials:
+            config = self.config(self.trained_as(name))
+            model: Any = build_model(config, self.reference.vocabulary)
+            steps = estimate(config, model, self.reference.vocabulary)
+            sampling = self._sampling_time(name, model.eval())
+            self.trials[name] = Trial(steps.parameters, (steps.total_seconds or 0.0) / config.total_steps, sampling)
+        return self.trials[name]
 
     def _sampling_time(self, system: str, model: LanguageModel) -> float:
         length = self.base.corpus.length

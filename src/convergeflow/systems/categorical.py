@@ -44,7 +44,7 @@ def tempered(logits: Tensor, temperature: float, nucleus: float = 1.0) -> Tensor
     if temperature == 0.0:
         best = torch.full_like(logits, -torch.inf)
         return best.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
-    log_p = (logits / temperature).log_softmax(-1)
+    log_p = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
     if nucleus == 1.0:
         return log_p
     ordered, index = log_p.sort(-1, descending=True)

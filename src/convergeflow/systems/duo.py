@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
@@ -50,14 +49,14 @@ def elbo(log_x: Tensor, noisy: Tensor, target: Tensor, a: Tensor, rate: Tensor) 
 def reverse_law(log_x: Tensor, x: Tensor, now: Tensor, then: Tensor) -> Tensor:
     """log p(x_s | x_t) with the data replaced by x_th; a_t = now, a_s = then, [..., K]."""
     K = log_x.shape[-1]
-    predicted = log_x.exp()
-    onehot = functional.one_hot(x, K).to(predicted)
-    now, then = now.to(predicted), then.to(predicted)
+    now, then = now.to(log_x), then.to(log_x)
     between = now / then
-    weights = K * now * onehot * predicted + (between - now) * onehot + (then - now) * predicted
-    weights = weights + (1 - between) * (1 - then) / K
-    normaliser = K * now * (onehot * predicted).sum(-1, keepdim=True) + 1 - now
-    return (weights / normaliser).log()
+    weights = log_x.exp()
+    kept = K * now * weights.gather(-1, x[..., None])
+    # All but the token that is there share one formula: in place, since a law of a large vocabulary is large.
+    weights.mul_(then - now).add_((1 - between) * (1 - then) / K)
+    weights.scatter_add_(-1, x[..., None], kept + (between - now))
+    return weights.div_(kept + 1 - now).log_()
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,14 @@ class DuoModel(DiscreteDiffusion):
         a, later = (argmax_share(np.exp(-value / 2), K) for value in (gamma, gamma + 1e-3))
         device = tokens.device
         gammas = torch.from_numpy(gamma).to(device)[:, None, None]
-        w = functional.one_hot(tokens, K) * torch.sigmoid(-gammas).sqrt()
-        w = w + torch.sigmoid(gammas).sqrt() * draws.normal(shape[1], K).to(device)
-        noisy = w.argmax(-1)
-        inputs = (w / self.config.curriculum_temperature).softmax(-1)
+        w = draws.normal(shape[1], K).to(device) * torch.sigmoid(gammas).sqrt()
+        signal = torch.sigmoid(-gammas).sqrt().to(w).expand(*shape, 1)
+        highest, noisy = w.scatter_add_(-1, tokens[..., None], signal).max(-1, keepdim=True)
+        inputs = w.sub_(highest).div_(self.config.curriculum_temperature).float().softmax(-1)
         survival = torch.from_numpy(a).to(device)
         rate = torch.from_numpy((later - a) * 1000 * (high - low)).to(device)
         log_x = self.log_x(inputs, survival)
-        return elbo(log_x, noisy, tokens, survival[:, None].expand(shape), rate[:, None].expand(shape)).mean(-1)
+        return elbo(log_x, noisy[..., 0], tokens, survival[:, None].expand(shape), rate[:, None].expand(shape)).mean(-1)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The ELBO and the divergence of the noisiest law from the uniform one."""
