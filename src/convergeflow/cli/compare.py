@@ -25,7 +25,8 @@ class CompareOptions:
         ),
     ] = None
     corpus: Annotated[
-        str, typer.Option(help="The recipe whose corpus, size and budget all share: stories, sotu or a YAML file.")
+        str,
+        typer.Option(help="The recipe whose corpus, size and budget all share: stories, basic, sotu or a YAML file."),
     ] = "stories"
     systems: Annotated[
         str, typer.Option(help="all, or names separated by commas; see `convergeflow list methods`.")
