@@ -69,10 +69,10 @@ def test_a_holder_is_touched_while_it_works(tmp_path: Path) -> None:
         assert (tmp_path / "point.0").stat().st_mtime > 0
 
 
-def test_what_is_taken_is_attempted_again_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_taken_is_attempted_again_after_each_that_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(claiming.time, "sleep", pauses.append)
-    attempts = {"a": 3, "b": 1, "c": 2}  # taken until the last of so many attempts
+    attempts = {"a": 3, "b": 1, "c": 1}  # taken until the last of so many attempts
 
     def attempt(task: str) -> str:
         attempts[task] -= 1

@@ -125,20 +125,18 @@ class Claims:
 
 
 def shared(tasks: Iterable[Task], attempt: Callable[[Task], Outcome]) -> Iterator[tuple[Task, Outcome]]:
-    """Every task with its outcome, as they come: one that is `Taken` is attempted again after all others."""
+    """Every task with its outcome, as they come: `Taken` ones are looked at again after each that was free."""
     waiting = list(tasks)
     while waiting:
-        later = []
-        for task in waiting:
+        for place, task in enumerate(waiting):
             try:
                 outcome = attempt(task)
             except Taken:
-                later.append(task)
                 continue
-            yield task, outcome
-        if len(later) == len(waiting):
+            yield waiting.pop(place), outcome
+            break
+        else:
             time.sleep(PAUSE)
-        waiting = later
 
 
 def _machine() -> str:
