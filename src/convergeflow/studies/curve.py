@@ -168,7 +168,8 @@ def _draw(entries: Sequence[dict[str, Any]], out: Path, real: Mapping[str, Any])
     steps = sorted({entry["steps"] for entry in here})
     with figures.style():
         figure, (left, right) = figures.panels(2, width=5.4, height=4.2)
-        for index, name in enumerate(dict.fromkeys(name for entry in here for name in entry["at_data_entropy"])):
+        names = dict.fromkeys(name for entry in here for name in entry["at_data_entropy"])
+        for index, name in enumerate(sorted(names, key=lambda name: name == "ar")):  # the frontiers' order and colours
             points = [(entry["steps"], entry["at_data_entropy"].get(name)) for entry in here]
             known = [
                 (at, row["gen_ppl"], table.error_of(row)) for at, row in points if row and row["gen_ppl"] is not None
@@ -186,7 +187,7 @@ def _draw(entries: Sequence[dict[str, Any]], out: Path, real: Mapping[str, Any])
         for axes in (left, right):
             figures.count_axis(axes, steps)
             figures.logarithmic(axes)
-            axes.legend(loc="best")
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3 if axes is left else 2)
         figures.label_axes(
             left, "training steps of every system", "Gen. PPL at the data's entropy", f"{nfe} network calls"
         )
