@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from convergeflow.errors import ConvergeFlowError
-from convergeflow.results.store import Pace, Store, digest, readable
+from convergeflow.results.store import Arrays, Pace, Store, digest, readable
 
 
 def test_a_point_is_measured_once(tmp_path: Path) -> None:
@@ -120,13 +120,33 @@ def test_committed_comparisons_are_found_by_their_keys(corpus: str) -> None:
 
 def test_time_left_follows_the_pace() -> None:
     said: list[str] = []
-    pace = Pace(4, 40.0, note=said.append)
+    now = 100.0
+    pace = Pace(4, 40.0, said.append, lambda: now)
     pace.begin(2, 20.0)
     assert pace.left() == 40.0
-    pace.count("first", 20.0, reused=False)  # planned: 10 s, so twice as slow
+    now += 20.0
+    pace.count("first", reused=False)  # planned: 10 s, so twice as slow
     assert pace.left() == pytest.approx(60.0)
-    pace.count("second", 20.0, reused=False)
+    now += 20.0
+    pace.count("second", reused=False)
     pace.finish()
     assert pace.left() == pytest.approx(40.0)
     assert said[-1] == "[2/4] second: 20.0 s, about 40 s left"
     assert (readable(600), readable(9000)) == ("10 min", "2.5 h")
+
+
+def test_the_samples_of_a_point_belong_to_its_time(tmp_path: Path) -> None:
+    """They are kept as arrays before the point, so that processes can share them."""
+    now = 0.0
+
+    def draw() -> tuple[Arrays, dict[str, Any]]:
+        nonlocal now
+        now += 30.0
+        return {"ids": np.zeros(1)}, {}
+
+    said: list[str] = []
+    store = Store(tmp_path)
+    store.pace = Pace(2, 60.0, said.append, lambda: now)
+    store.arrays({"of": "first"}, draw)
+    store.point("samples", {"nfe": 4}, lambda: {"gen_ppl": 2.0}, label="first")
+    assert said == ["[1/2] first: 30.0 s, about 30 s left"]

@@ -51,10 +51,17 @@ def _silent(message: str) -> None:
 class Pace:
     """Counts points, and estimates the time left from the planned costs and how long the points took so far."""
 
-    def __init__(self, points: int = 0, seconds: float = 0.0, note: Note = _silent) -> None:
+    def __init__(
+        self,
+        points: int = 0,
+        seconds: float = 0.0,
+        note: Note = _silent,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.planned_points, self.planned_seconds, self.note = points, seconds, note
         self.points = 0
         self.spent = 0.0
+        self._clock, self._since = clock, clock()
         self.finished = 0.0
         """Planned seconds of the parts that are done."""
         self.part_points, self.part_seconds, self.part_done = points, seconds, 0
@@ -68,8 +75,13 @@ class Pace:
         self.finished += self.part_seconds
         self.begin(0, 0.0)
 
-    def count(self, label: str, seconds: float, *, reused: bool) -> None:
-        """Report one more point, and how much time is left if that was planned."""
+    def count(self, label: str, *, reused: bool) -> None:
+        """Report one more point, and how much time is left if that was planned.
+
+        Its time is all that passed since the last one: what a point is made from, its samples say, belongs to it.
+        """
+        now = self._clock()
+        seconds, self._since = now - self._since, now
         self.points += 1
         self.part_done += 1
         self.spent += 0.0 if reused else seconds
@@ -159,7 +171,6 @@ class Store:
         usable: Callable[[dict[str, Any]], bool] = lambda record: True,
     ) -> dict[str, Any]:
         """The record of a name and key: read if it is there and `usable`, else made and kept; `say` describes it."""
-        began = time.perf_counter()
         found = self.find(name, key)
         reused = found is not None and (usable(found) or not self.measuring)
         if found is None or not reused:
@@ -169,7 +180,7 @@ class Store:
                 if found is None or not usable(found):
                     found = self.keep(name, key, make())
         if self.claims is None or name not in self._counted:  # who waits for others comes by more than once
-            self.pace.count(say(found), time.perf_counter() - began, reused=reused)
+            self.pace.count(say(found), reused=reused)
         self._counted.add(name)
         return found
 
