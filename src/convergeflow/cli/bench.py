@@ -66,7 +66,7 @@ def _contest(what: str, explanation: str) -> None:
         repeats: int | None = typer.Option(None, min=1, help="Counted rounds; the median is reported."),
         threads: int | None = typer.Option(None, min=1, help="Threads; all cores by default."),
         scaling: bool = typer.Option(
-            False, "--scaling", help="Also along length, vocabulary, batch and threads (small size)."
+            False, "--scaling", help="Also vary length, vocabulary, batch and threads (small size)."
         ),
         out: Path | None = typer.Option(None, help="Folder for a record: WHAT-SIZE.json and .png."),
         as_json: Json = False,
@@ -120,7 +120,7 @@ def serve(
     many: int = typer.Option(5000, min=0, help="Requests over which memory is watched; 0 leaves that out."),
     as_json: Json = False,
 ) -> None:
-    """Put a server under load on loopback and hold every answer against `generate`.
+    """Put a server on this machine under load and compare every answer with `generate`.
 
     Example:
       convergeflow bench serve --clients 8,32 --seconds 30 --many 1000

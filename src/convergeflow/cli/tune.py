@@ -19,7 +19,9 @@ def tune(
     calls: Annotated[int, typer.Option(min=2, help="Network calls per sample.")] = 16,
     preset: Annotated[
         str | None,
-        typer.Option(help="Where to start, and with all its calls the reference. [default: the model's, or sharp]"),
+        typer.Option(
+            help="Where the search starts; with all its calls it is the reference. [default: the model's, or sharp]"
+        ),
     ] = None,
     grid: Annotated[bool, typer.Option("--grid/--no-grid", help="Fit the grid points too.")] = True,
     num: options.PerPoint = 64,
@@ -40,9 +42,9 @@ def tune(
 ) -> None:
     """Find the best steps, refinement, guidance, temperature and grid for a number of network calls.
 
-    Everything is tried on held-out noises and compared at the entropy of the preset with all its calls. The last
-    comparison uses noises on which nothing was chosen; what is not better there is not used. The file it writes is a
-    preset for `generate`, `evaluate` and `sweep`. A stopped search goes on with the first point that is missing.
+    Settings are compared on held-out noises, at the entropy that the preset has with all its calls. The last comparison
+    uses noises on which nothing was chosen; what is not better there is not used. The file that is written is a preset
+    for `generate`, `evaluate` and `sweep`. A stopped search goes on with the first point that is missing.
 
     Example:
       convergeflow tune stories-small --calls 16 --out out/tune
