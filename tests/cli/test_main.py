@@ -199,6 +199,14 @@ def test_everything_is_listed_without_loading_what_it_names() -> None:
     assert not imported("list") & HEAVY
 
 
+def test_what_is_listed_says_what_it_is_and_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(run(capsys, "list", "--json")[1])
+    for kind in ("models", "corpora", "scorers", "recipes", "grids", "solvers", "guidance"):
+        assert all(listed[kind].values()), kind
+    assert listed["recipes"]["stories"] == "convergeflow train stories"
+    assert listed["recipes"]["swift"] == "convergeflow distill TEACHER --recipe swift"
+
+
 def test_generate_loads_only_what_it_needs() -> None:
     loaded = imported("generate", "--num", "1", "--nfe", "2")
     assert not loaded & {"transformers", "matplotlib", "scipy", "accelerate", "datasets", "rich", "pandas"}

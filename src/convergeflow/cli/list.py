@@ -18,6 +18,30 @@ SCORERS = {
     "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
 }
 
+HOW_TO_SAMPLE = {
+    "grids": {
+        "midpoint": "t = (i + 0.5)/N, the paper's",
+        "langflow": "N even times from end to end, as LangFlow's code takes them",
+        "log-snr": "the midpoint grid's ends, even in log-SNR between them",
+        "closing": "a midpoint grid, then a quarter of the steps on to where every word is decided",
+        "early": "the midpoint grid pulled towards noise, for students and few calls",
+        "theorem": "steps that shrink towards the end as Theorem 1 asks",
+    },
+    "solvers": {
+        "euler": "first order, data form: the paper's",
+        "euler-noise": "first order, noise form; the same without unconditional guidance",
+        "multistep": "second order from the step before, no extra calls",
+        "heun": "second order, two predictions a step",
+        "kernel": "follows the exact kernel between calls, and on to the end",
+    },
+    "guidance": {
+        "A": "constant strength",
+        "B": "strength / (1 + sqrt(sigma/alpha)): weaker in the noise",
+        "C": "strength / (1 + sigma/alpha): weakest in the noise",
+    },
+}
+"""Meanings of the names of this package; those of other packages have none."""
+
 
 def list_(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
@@ -63,9 +87,13 @@ def _catalogue(kind: str) -> dict[str, str]:
 
         return SCORERS | dict.fromkeys(Registry[Any]("scorer", "scorers", {}), "")  # those of other packages
     if kind == "recipes":
-        from convergeflow.training.recipes import recipes
+        from convergeflow.training.recipes import read_recipe, recipes
 
-        return {name: f"convergeflow train {name}" for name in recipes()}
+        students = {name for name in recipes() if "distill" in read_recipe(name)}
+        return {
+            name: f"convergeflow {f'distill TEACHER --recipe {name}' if name in students else f'train {name}'}"
+            for name in recipes()
+        }
     if kind == "presets":
         return {name: _setting(settings) for name, settings in PRESETS.items()}
     if kind == "experiments":
@@ -76,7 +104,7 @@ def _catalogue(kind: str) -> dict[str, str]:
     from convergeflow.flow import guidance
 
     known: dict[str, Iterable[str]] = {"grids": flow.GRIDS, "solvers": flow.SOLVERS, "guidance": guidance.GUIDANCE}
-    return dict.fromkeys(known[kind], "")
+    return {name: HOW_TO_SAMPLE[kind].get(name, "") for name in known[kind]}
 
 
 def _first_line(path: Any) -> str:
