@@ -174,7 +174,7 @@ def test_a_small_one_chooses_rates_and_goes_on(tmp_path: Path, monkeypatch: pyte
     costs = {cost.system: cost for cost in first.costs()}
     assert list(costs) == ["ar", "elf", "ar@1"] and costs["ar"].training > costs["ar@1"].training > 0
     assert first.rate("ar") is None
-    results = list(first.run())
+    results = [result for system in first.systems for result in first.results(system)]
     losses = first.pilots("ar")
     assert len(losses) == 3 and first.rate("ar") == min(losses, key=lambda rate: losses[rate] or 0.0)
     assert json.loads((tmp_path / "out" / "records" / "pilot-elf-1.00.json").read_text())["by"].startswith("mean")
@@ -184,5 +184,5 @@ def test_a_small_one_chooses_rates_and_goes_on(tmp_path: Path, monkeypatch: pyte
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").iterdir()}
     again = study()
     assert sum(cost.training + cost.sampling for cost in again.costs()) == 0.0
-    assert [result.system for result in again.run()] == ["ar", "elf", "ar@1"]
+    assert [result.system for system in again.systems for result in again.results(system)] == ["ar", "elf", "ar@1"]
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").iterdir()}

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
 def langflow(
     source: Annotated[str, typer.Argument(help="A LangFlow checkpoint folder, or its hub name owner/name.")],
     out: Out,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
+    revision: import_peers.Revision = None,
     tokenizer: TokenizerName = None,
     json: Json = False,
 ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,23 +11,35 @@ import typer
 
 from convergeflow.cli.console import note
 from convergeflow.cli.imported import Out, TokenizerName, give_tokenizer, refuse_existing, write
-from convergeflow.cli.options import Json
+from convergeflow.cli.options import Json, unfolded
 
 Source = Annotated[str, typer.Argument(help="A hub folder, a file, a run's folder, or a hub name owner/name.")]
-WhichWeights = Annotated[Literal["ema", "raw"], typer.Option("--weights", help="The moving average, or the raw ones.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-Length = Annotated[int | None, typer.Option(min=1, help="Tokens per text. [default: as the file's settings say]")]
 
 
-def _import(peer: str, source: str, out: Path, tokenizer: str | None, json: bool, how: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class PeerOptions:
+    """What every project's command has."""
+
+    weights: Annotated[Literal["ema", "raw"], typer.Option(help="The moving average, or the raw ones.")] = "ema"
+    revision: Revision = None
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per text. [default: as the file's settings say]")
+    ] = None
+    tokenizer: TokenizerName = None
+    json: Json = False
+
+
+def _import(peer: str, source: str, out: Path, asked: PeerOptions, **own: Any) -> None:
     refuse_existing(out)
     from convergeflow.interop.peers import Wanted, load_peer
 
-    found = load_peer(source, Wanted(peer, **how))
-    give_tokenizer(found.model, tokenizer, slack=1)
+    found = load_peer(source, Wanted(peer, asked.weights, revision=asked.revision, length=asked.length, **own))
+    give_tokenizer(found.model, asked.tokenizer, slack=1)
     for remark in found.remarks:
         note(remark)
-    write(found.model, out, source, f"{peer} checkpoint {source} ({found.layout}), {how['weights']} weights", json)
+    about = f"{peer} checkpoint {source} ({found.layout}), {asked.weights} weights"
+    write(found.model, out, source, about, asked.json)
 
 
 EXPLAINED = {
@@ -69,33 +82,22 @@ EXPLAINED = {
 
 
 def _command(peer: str) -> Callable[..., None]:
-    def command(
-        source: Source,
-        out: Out,
-        weights: WhichWeights = "ema",
-        revision: Revision = None,
-        length: Length = None,
-        tokenizer: TokenizerName = None,
-        json: Json = False,
-    ) -> None:
-        how = {"weights": weights, "revision": revision, "length": length}
-        _import(peer, source, out, tokenizer, json, how)
+    @unfolded("asked", PeerOptions)
+    def command(source: Source, out: Out, asked: PeerOptions) -> None:
+        _import(peer, source, out, asked)
 
     command.__name__, command.__doc__ = peer, EXPLAINED[peer]
     return command
 
 
+@unfolded("asked", PeerOptions)
 def fmlm(
     source: Source,
     out: Out,
+    asked: PeerOptions,
     teacher: Annotated[
         str | None, typer.Option(help="The FLM checkpoint that a first-stage flow map was distilled from.")
     ] = None,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
 ) -> None:
     """Import a flow map distilled from FLM: a Lightning file.
 
@@ -105,21 +107,17 @@ def fmlm(
       convergeflow import fmlm stage1.ckpt --teacher flm.ckpt --out models/fmlm-1
       convergeflow import fmlm stage2.ckpt --out models/fmlm-2
     """
-    how = {"weights": weights, "revision": revision, "length": length, "teacher": teacher}
-    _import("fmlm", source, out, tokenizer, json, how)
+    _import("fmlm", source, out, asked, teacher=teacher)
 
 
+@unfolded("asked", PeerOptions)
 def elf(
     source: Source,
     out: Out,
+    asked: PeerOptions,
     encoder: Annotated[
         str | None, typer.Option(help="The T5 encoder: a folder or a hub name. [default: google-t5/t5-small]")
     ] = None,
-    weights: WhichWeights = "ema",
-    revision: Revision = None,
-    length: Length = None,
-    tokenizer: TokenizerName = None,
-    json: Json = False,
 ) -> None:
     """Import ELF: a torch file checkpoint_N, or the folder checkpoint_N of its JAX branch.
 
@@ -128,8 +126,7 @@ def elf(
     Example:
       convergeflow import elf embedded-language-flows/ELF-B-owt-torch --out models/elf
     """
-    how = {"weights": weights, "revision": revision, "length": length, "encoder": encoder}
-    _import("elf", source, out, tokenizer, json, how)
+    _import("elf", source, out, asked, encoder=encoder)
 
 
 COMMANDS = [*map(_command, ("mdlm", "duo", "sedd", "ar", "flm")), fmlm, elf, _command("plaid")]

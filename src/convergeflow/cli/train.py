@@ -88,7 +88,13 @@ def train(
             _dry_run(config, given, planned, json)
             return
     end = float("inf") if minutes is None or planned is None else began + 60 * minutes - planned.closing_seconds()
-    _train(config, overrides, folder, planned, end, resume=resume, init_from=start, as_json=json)
+    from convergeflow.training import run
+    from convergeflow.training.interrupt import ending_at
+
+    if config is None or resume:
+        config = run.saved_config(folder, overrides, wanted=config)
+    with ending_at(end):
+        carry_out(config, folder, "train", json, resume=resume, planned=planned, init_from=start)
 
 
 def _sorted(words: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
@@ -190,26 +196,6 @@ def _in_place_of_its_own(sources: Sequence[str]) -> str:
 
 def _say(choice: Decision) -> None:
     console.note(f"{choice.what + ':':20}{choice.value} ({choice.why})")
-
-
-def _train(
-    config: RunConfig | None,
-    overrides: list[str],
-    out: Path,
-    planned: RunPlan | None,
-    end: float,
-    *,
-    resume: bool,
-    init_from: Path | None,
-    as_json: bool,
-) -> None:
-    from convergeflow.training import run
-    from convergeflow.training.interrupt import ending_at
-
-    if config is None or resume:
-        config = run.saved_config(out, overrides, wanted=config)
-    with ending_at(end):
-        carry_out(config, out, "train", as_json, resume=resume, planned=planned, init_from=init_from)
 
 
 def carry_out(

@@ -60,10 +60,10 @@ class Look:
     """The beginning of the sample."""
 
 
-def look(paths: Sequence[Path], text_field: str | None = None) -> Look:
+def look(paths: Sequence[Path]) -> Look:
     """Read the beginning of every file, two megabytes of all."""
     files, _ = find_files(paths)
-    field = text_field or _longest_field(files)
+    field = _longest_field(files)
     total = sum(file.stat().st_size for file in files)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words: Counter[str] = Counter()

@@ -25,9 +25,10 @@ from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.cohort import Cohort, Step
 from convergeflow.sampling.driver import Driver
-from convergeflow.sampling.events import Call, End, Flow, Guided
+from convergeflow.sampling.events import Call, Flow, Guided
+from convergeflow.sampling.integration import flow_of
 from convergeflow.sampling.settings import Settings
-from convergeflow.sampling.wrappers import Predictor, Tempered, Wrapped
+from convergeflow.sampling.wrappers import Predictor, Wrapped
 
 SMALL_VOCABULARY = 1024
 """Up to so many tokens the whole of w_bar is kept."""
@@ -131,37 +132,33 @@ def barycentres(
     for predictor, span, count, random in zip(predictors, spans, counts, draws, strict=True):
         times = substeps(span.begin, span.end, count)
         average = Average(shares(times, span.end, predictor.schedule), random, span.x.shape[1])
-        flow = taught(on_grid(settings, times), span, predictor)
+        flow = flow_of(on_grid(settings, times), span.x.to(state_dtype_of(span.x.device)), Wrapped(predictor))
+        flow = flow if span.condition is None else carried_on(flow, span.condition)
         driver.add(Cohort([flow], [torch.arange(len(span.x))], average))
         seen.append(average)
     driver.run()
     return [average.result() for average in seen]
 
 
-def taught(settings: Settings, span: Span, predictor: Predictor) -> Flow:
-    """A teacher's trajectory through a span: the sampler's, but that refinement may begin with the student's condition.
+def carried_on(flow: Flow, choice: Tensor) -> Flow:
+    """The sampler's trajectory, but that refinement begins with the prediction before it; the first is the student's.
 
     Refinement has many fixed points, for many texts fit one noise. A student has chosen among them, in its prediction
     more than in its state, which is mostly noise. So the teacher goes on from that choice, and from its own afterwards;
     were it to choose anew at every state, the student would be taught to change its mind.
     """
-    plan, wrapped = settings.plan(predictor.schedule), Wrapped(predictor)
-    if (settings.temperature, settings.base_temperature) != (1.0, 1.0):
-        wrapped = wrapped.around(Tempered(settings.temperature, settings.base_temperature))
-    x, before = span.x.to(state_dtype_of(span.x.device)), span.condition
-    for point in plan:
-        u = yield Call(wrapped, x, point, None, closing=point.refinements == 0)
-        p, last = u.mu, u
-        for k in range(point.refinements):
-            condition = p if k or before is None else before
-            last = yield Call(wrapped, x, point, condition, closing=k == point.refinements - 1)
-            p = torch.lerp(u.mu, last.mu, point.w_scg)
-        yield Guided(wrapped, x, point, p, u, last)
-        if point.then is None:
-            return End.at(point.at, x, last.weights, last.log_f, wrapped)
-        x = plan.solver.advance(x, p, point.at, point.then, point.w_ug)
-        before = None if span.condition is None else p
-    raise AssertionError("a plan has a last point")
+    answer, begun = None, False
+    while True:
+        try:
+            event = flow.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        if isinstance(event, Guided):
+            choice = event.mu
+        elif begun:  # the first refinement
+            event = replace(event, condition=choice)
+        begun = isinstance(event, Call) and event.condition is None
+        answer = yield event
 
 
 def on_grid(settings: Settings, times: tuple[float, ...]) -> Settings:

@@ -119,12 +119,7 @@ def _noise(one: float, other: float) -> float:
 
 
 def interpolate(
-    points: Sequence[FrontierPoint],
-    entropy: float,
-    entropy_se: float = 0.0,
-    *,
-    bootstraps: int = BOOTSTRAPS,
-    seed: int = 0,
+    points: Sequence[FrontierPoint], entropy: float, entropy_se: float = 0.0, *, bootstraps: int = BOOTSTRAPS
 ) -> Crossing:
     """Gen. PPL of a curve at an entropy; see `HOW`."""
     ordered = undominated(points)
@@ -145,7 +140,7 @@ def interpolate(
     left, right = (nearest, nearest) if outside else (ordered[max(above - 1, 0)], ordered[above])
     known = [point.entropy for point in ordered], [math.log(point.gen_ppl) for point in ordered]
     value = float(np.interp(entropy, *known))
-    draws = _bootstrap(ordered, entropy, entropy_se, bootstraps, seed)
+    draws = _bootstrap(ordered, entropy, entropy_se, bootstraps)
     gen_ppl, se = math.exp(value), math.exp(value) * float(draws.std(ddof=1))
     low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
     place = f"between {left.value} and {right.value}"
@@ -156,12 +151,12 @@ def interpolate(
     return Crossing(says, gen_ppl, se, [low, high], [left.value, right.value], gap, abs(gap) <= noise)
 
 
-def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: float, times: int, seed: int) -> Floats:
+def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: float, times: int) -> Floats:
     """log Gen. PPL at the data's entropy in resamples of the whole curve, [times].
 
     A resample may leave the data's entropy just outside its outermost points; then the nearest of them counts.
     """
-    rng = np.random.default_rng([seed, 0xF20])
+    rng = np.random.default_rng([0, 0xF20])
     targets = entropy + entropy_se * rng.standard_normal(times)
     together: dict[str, np.ndarray[Any, Any]] = {}
     drawn = []

@@ -116,15 +116,13 @@ def _renaming(sample: Mapping[str, Tensor], prefix: str, depth: int, peer: str, 
     if peer == "fmlm":
         level = f"{network}backbone.noise_level"
         names = {theirs: ours.replace(level, f"{level}.now") for theirs, ours in names.items()}
-        names |= _time_embedding("sigma_map_prime", f"{level}.then")
-        names |= _time_embedding("learnable_loss_weighting.s_embed", "network.loss_weight.time")
-        for number, layer in {"0": "expand", "2": "project"}.items():
-            for kind in ("weight", "bias"):
-                names[f"learnable_loss_weighting.mlp.{number}.{kind}"] = f"network.loss_weight.{layer}.{kind}"
+        names |= _two_layers("sigma_map_prime", f"{level}.then")
+        names |= _two_layers("learnable_loss_weighting.s_embed", "network.loss_weight.time")
+        names |= _two_layers("learnable_loss_weighting", "network.loss_weight")
     return Renaming({prefix + theirs: ours for theirs, ours in names.items()}, rotary=f"{prefix}rotary_emb.inv_freq")
 
 
-def _time_embedding(theirs: str, ours: str) -> dict[str, str]:
+def _two_layers(theirs: str, ours: str) -> dict[str, str]:
     layers = {"0": "expand", "2": "project"}
     return {
         f"{theirs}.mlp.{number}.{kind}": f"{ours}.{layer}.{kind}"

@@ -250,10 +250,6 @@ class _Reader:
         arguments, what = self.stack.pop(), self.stack.pop()
         self.stack.append(self.call(what, arguments))
 
-    def new_object(self, _: Any) -> None:
-        arguments, what = self.stack.pop(), self.stack.pop()
-        self.stack.append(self.call(what, arguments))
-
     def new_object_with_names(self, _: Any) -> None:
         named, arguments, what = self.stack.pop(), self.stack.pop(), self.stack.pop()
         self.stack.append(self.call(what, (*arguments, named) if named else arguments))
@@ -273,10 +269,6 @@ class _Reader:
         del self.stack[-count:]
         self.stack.append(found)
 
-    def pairs(self, _: Any) -> None:
-        values = self.marked()
-        self.add_items(values)
-
     def pair(self, _: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
         self.add_items([key, value])
@@ -284,14 +276,6 @@ class _Reader:
     def dict_of_marked(self, _: Any) -> None:
         values = self.marked()
         self.stack.append(dict(zip(_keys(values[::2]), values[1::2], strict=True)))
-
-    def several(self, _: Any) -> None:
-        values = self.marked()
-        self.add_elements(values)
-
-    def one(self, _: Any) -> None:
-        value = self.stack.pop()
-        self.add_elements([value])
 
     def put(self, index: int | None) -> None:
         self.memo[len(self.memo) if index is None else index] = self.stack[-1]
@@ -317,7 +301,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     "GLOBAL": _Reader.global_,
     "STACK_GLOBAL": _Reader.stack_global,
     "REDUCE": _Reader.reduce,
-    "NEWOBJ": _Reader.new_object,
+    "NEWOBJ": _Reader.reduce,
     "NEWOBJ_EX": _Reader.new_object_with_names,
     "INST": _Reader.instance,
     "OBJ": _Reader.object_,
@@ -330,10 +314,10 @@ _STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     "DICT": _Reader.dict_of_marked,
     "FROZENSET": lambda reader, _: reader.stack.append(frozenset(_keys(reader.marked()))),
     "SETITEM": _Reader.pair,
-    "SETITEMS": _Reader.pairs,
-    "APPEND": _Reader.one,
-    "APPENDS": _Reader.several,
-    "ADDITEMS": _Reader.several,
+    "SETITEMS": lambda reader, _: reader.add_items(reader.marked()),
+    "APPEND": lambda reader, _: reader.add_elements([reader.stack.pop()]),
+    "APPENDS": lambda reader, _: reader.add_elements(reader.marked()),
+    "ADDITEMS": lambda reader, _: reader.add_elements(reader.marked()),
     "POP": lambda reader, _: reader.stack.__delitem__(-1),
     "POP_MARK": lambda reader, _: reader.marked().clear(),
     "DUP": lambda reader, _: reader.stack.append(reader.stack[-1]),

@@ -64,15 +64,15 @@ class Pace:
         self._clock, self._since = clock, clock()
         self.finished = 0.0
         """Planned seconds of the parts that are done."""
-        self.part_points, self.part_seconds, self.part_done = points, seconds, 0
+        self.begin(points, seconds)
 
     def begin(self, points: int, seconds: float) -> None:
         """A part of so many points and planned seconds starts."""
-        self.part_points, self.part_seconds, self.part_done = points, seconds, 0
+        self.part, self.part_done = (points, seconds), 0
 
     def finish(self) -> None:
         """The part is done, however many points it had."""
-        self.finished += self.part_seconds
+        self.finished += self.part[1]
         self.begin(0, 0.0)
 
     def count(self, label: str, *, reused: bool) -> None:
@@ -95,8 +95,8 @@ class Pace:
 
     def left(self) -> float:
         """Seconds left: what the plan says is left, times how much slower than planned it has gone so far."""
-        share = min(1.0, self.part_done / self.part_points) if self.part_points else 0.0
-        done = self.finished + share * self.part_seconds
+        points, seconds = self.part
+        done = self.finished + seconds * (min(1.0, self.part_done / points) if points else 0.0)
         slower = self.spent / done if done > 0 and self.spent > 0 else 1.0
         return max(0.0, self.planned_seconds - done) * slower
 

@@ -24,10 +24,10 @@ class Band:
     high: float
 
 
-def percentile_band(values: Tensor, low: float = 0.01, high: float = 0.99) -> Band:
+def percentile_band(values: Tensor) -> Band:
     """The band over all positions."""
     flat = values.detach().to(device="cpu", dtype=torch.float64).flatten().numpy()
-    first, last = (float(value) for value in np.quantile(flat, [low, high]))
+    first, last = (float(value) for value in np.quantile(flat, [0.01, 0.99]))
     return Band(first, 0.5 * (first + last), last)
 
 

@@ -55,14 +55,14 @@ def cohort(
     rows = [everything] if settings.freeze is None else list(everything.split(1))
     flows = [
         block_after_block(
-            _flow, pieces, noise[index], Wrapped(predictor), None if known is None else known[index], window
+            flow_of, pieces, noise[index], Wrapped(predictor), None if known is None else known[index], window
         )
         for index in rows
     ]
     return Cohort(flows, rows, observe, watched=settings.freeze is not None)
 
 
-def _flow(settings: Settings, noise: Tensor, predictor: Wrapped, clamp: Clamp | None) -> Flow:
+def flow_of(settings: Settings, noise: Tensor, predictor: Wrapped, clamp: Clamp | None = None) -> Flow:
     """The trajectory of rows under settings, with every change that they ask for."""
     plan = settings.plan(predictor.schedule)
     x, stop = noise.clone(), NEVER

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,8 @@ class Study:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Iterator[SystemResult]:
-        """Results one by one, in the order of the systems."""
-        for system in self.systems:
-            yield from self.results(system)
-
     def results(self, system: str) -> list[SystemResult]:
-        """Those of one system, made if they are not there; `Taken` if another process is at them."""
+        """The results of one system, made if they are not there; `Taken` if another process is at them."""
         kept = self._kept(system)
         if kept is None:
             with self.store.alone(f"system-{self.trained_as(system)}"):

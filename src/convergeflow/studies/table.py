@@ -142,7 +142,6 @@ def quotient(ours: Mapping[str, Any], value: float, error: float) -> Estimate:
 
 def verdict(table: Sequence[dict[str, Any]]) -> list[str]:
     """The paper's two ratios, as measured here at each budget, in sentences."""
-
     said = []
     for nfe in sorted({row["nfe"] for row in table if row["system"] == OURS}):
         rows = at_budget(table, nfe)

@@ -134,21 +134,21 @@ class RunCost:
     per_process: list[MemoryNeed]
 
 
-def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: int = 1) -> RunCost:
+def estimate(config: RunConfig, model: LanguageModel, vocabulary: int) -> RunCost:
     """Time and memory of a configuration by trial steps of each of its stages; the model is changed by them."""
-    check_memory(config, vocabulary, world)
+    check_memory(config, vocabulary)
     placement = choose_device(config.device, config.precision)
     half = placement.autocast is not None
     model.to(placement.device)
     per_process = memory(config, model)
-    held = config.batch // (config.accumulate * world)
+    held = config.batch // config.accumulate
     rows = max(1, min(held, TRIAL_TOKENS // config.corpus.length))
     torch.manual_seed(derive_seed(config.seed, "trial"))
     tokens = torch.randint(vocabulary, (rows, config.corpus.length)).to(placement.device)
     times = training_times(rows, seed=config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if placement.device.type == "cpu" and parameters >= LARGE:
-        alone = memory(config, model, (world,))[0]
+        alone = memory(config, model, (1,))[0]
         return RunCost(
             parameters=parameters,
             trained_parameters=_most_trained(config, model),
@@ -183,8 +183,7 @@ def estimate(config: RunConfig, model: LanguageModel, vocabulary: int, world: in
         learned = _trained(model)
         moments = sum(value.numel() * value.element_size() for value in optimizer.state().values())
         trained, state = max(trained, learned), max(state, 4 * (2 * parameters + learned) + moments)
-        # Rows are split over the processes by data parallelism.
-        total += stage.steps * seconds * config.batch / world / rows
+        total += stage.steps * seconds * config.batch / rows
     return RunCost(
         parameters=parameters,
         trained_parameters=trained,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,23 +130,10 @@ def _at(result: ExperimentResult, place: Place) -> Record | None:
     return next((record for record in result.curve(curve) if record["nfe"] == calls), None)
 
 
-def ratio_at_most(
-    result: ExperimentResult, left: Place, right: Place, number: str, times: float, what: str
-) -> Judgement:
-    """A number of one point is at most so many times that of another; Gen. PPL is compared noise by noise."""
-    return _ratio(result, left, right, number, times, what, most=True)
-
-
-def ratio_at_least(
-    result: ExperimentResult, left: Place, right: Place, number: str, times: float, what: str
-) -> Judgement:
-    """A number of one point is at least so many times that of another."""
-    return _ratio(result, left, right, number, times, what, most=False)
-
-
 def _ratio(
     result: ExperimentResult, left: Place, right: Place, number: str, times: float, what: str, *, most: bool
 ) -> Judgement:
+    """A number of one point is at most, or at least, so many times that of another; Gen. PPL noise by noise."""
     records = [_at(result, tuple(place)) for place in (left, right)]  # type: ignore[arg-type]
     one, other = records
     if one is None or other is None:
@@ -159,6 +147,9 @@ def _ratio(
     bound = f"{'at most' if most else 'at least'} {times:g}"
     evidence = f"{what}: {show(values[0])} against {show(values[1])}, ratio {show(ratio)} ({bound})"
     return Judgement(decide(met, resolved=abs(ratio.value - times) > 2 * ratio.se), evidence)
+
+
+ratio_at_most, ratio_at_least = partial(_ratio, most=True), partial(_ratio, most=False)
 
 
 def same_entropy(result: ExperimentResult, left: Place, right: Place, within: float, what: str) -> Judgement:

@@ -133,14 +133,14 @@ def equal(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLE
     return Judgement(decide(difference <= tolerance, resolved=resolved), evidence, paper)
 
 
-def at_most(value: float, bound: float, *, what: str, paper: str = "") -> Judgement:
+def at_most(value: float, bound: float, *, what: str) -> Judgement:
     """The claim that a number without sampling error stays below a bound."""
-    return Judgement(decide(value <= bound, resolved=True), f"{what}: {value:.3g} (at most {bound:.3g})", paper)
+    return Judgement(decide(value <= bound, resolved=True), f"{what}: {value:.3g} (at most {bound:.3g})")
 
 
-def at_least(value: float, bound: float, *, what: str, paper: str = "") -> Judgement:
+def at_least(value: float, bound: float, *, what: str) -> Judgement:
     """The claim that a number without sampling error reaches a bound."""
-    return Judgement(decide(value >= bound, resolved=True), f"{what}: {value:.3g} (at least {bound:.3g})", paper)
+    return Judgement(decide(value >= bound, resolved=True), f"{what}: {value:.3g} (at least {bound:.3g})")
 
 
 def every(judgements: list[Judgement], *, what: str, paper: str = "") -> Judgement:
