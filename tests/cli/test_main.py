@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -234,3 +235,28 @@ def test_threads_wait_without_spinning_unless_the_user_says_otherwise() -> None:
         environment |= {"OMP_DISPLAY_ENV": "TRUE"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not platform.libc_ver()[0], reason="mallopt belongs to glibc")
+def test_a_large_tensor_takes_the_memory_of_the_last_one_unless_the_user_says_otherwise() -> None:
+    """Counted in pages that the system hands out for tensors of 64 MB, one after the other, after a few."""
+    code = """if True:
+        import resource
+        from convergeflow.cli.main import main
+        main(["list", "solvers"])
+        import torch
+        for number in range(32):
+            if number == 16:
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.ones(2**24)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    """
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    pages = []
+    for given in ({}, {"MALLOC_ARENA_MAX": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=plain | given, capture_output=True, text=True, check=True
+        )
+        pages.append(int(done.stdout.split()[-1]))
+    ours, theirs = pages
+    assert 4 * ours < theirs

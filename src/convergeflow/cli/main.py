@@ -7,6 +7,7 @@ here: `convergeflow --help` must answer at once.
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import importlib
 import inspect
@@ -144,6 +145,21 @@ def _root(
         raise typer.Exit()
 
 
+def reuse_large_blocks() -> None:
+    """Let the C library keep the memory of freed tensors for the next ones.
+
+    glibc gives blocks above 32 MB back to the system at once. The next tensor of that size then pays for new pages,
+    which takes longer than to compute a large vocabulary's logits. A user's own settings (MALLOC_...) stay as they are.
+    """
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "gnu_get_libc_version"):
+        m_trim_threshold, m_mmap_threshold = -1, -3  # their numbers in malloc.h
+        library.mallopt(m_mmap_threshold, 2**30)
+        library.mallopt(m_trim_threshold, 2**31 - 1)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -155,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Threads that spin while they wait take the cores from what they wait for, as soon as anything else runs here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    reuse_large_blocks()
     application = build()
     try:
         number_of_processes()
