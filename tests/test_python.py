@@ -78,6 +78,9 @@ def test_options_are_those_of_the_command_and_others_are_refused(model: Any) -> 
         model.generate(preset="shrap")
     with pytest.raises(cf.UserError, match="too long"):
         model.generate(length=1_000_000)
+    for known in ({}, {"prompt": "Once there"}):
+        with pytest.raises(cf.UserError, match="length"):
+            model.generate(length=0, **known)
     mdlm = cf.load("stories-mdlm", device="cpu")
     name, value = next(iter(mdlm.controls.items()))
     assert mdlm.generate(nfe=4, length=8, **{name: value}).nfe <= 4

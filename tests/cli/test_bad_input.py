@@ -31,6 +31,8 @@ CASES: list[tuple[str, int, str]] = [
     ("prepare {blank} --out {out}", 2, "the corpus is empty"),
     ("prepare {latin1} --out {out}", 2, "is not UTF-8 text"),
     ("prepare {text} --out {out}", 2, "too little text"),
+    ("prepare {utf16} --out {out}", 2, "iconv -f utf-16 -t utf-8"),
+    ("prepare {half} --out {out}", 2, "line 2 holds half a character (\\ud83d)"),
     ("prepare {text} --tokenizer bep --out {out}", 2, "did you mean 'bpe'?"),
     ("prepare {text} --tokenizer bpe --vocabulary 3 --out {out}", 2, "at least 257"),
     ("prepare stories --vocabulary -3 --out {out}", 2, "vocabulary must be at least 1"),
@@ -55,10 +57,21 @@ CASES: list[tuple[str, int, str]] = [
     ("train test corpus.paths=[{latin1}] --out {out}", 2, "is not UTF-8 text"),
     ("train test corpus.name=storis --out {out}", 2, "did you mean 'stories'?"),
     ("train test --device gpu --out {out}", 2, "known: auto, cpu"),
+    ("train test --minutes 2e6 --out {out}", 2, "below 1,000,000"),
+    ("train --steps 9 --resume --out {out}", 2, "--steps plans a new run"),
+    ("train test corpus.length=100000000 --dry-run --out {out}", 2, "lower batch"),
     ("train test --drun", 2, "did you mean --dry-run?"),
     ("train test --out {text}", 2, "is a file, not a folder"),
     # generate, inspect, list
-    ("generate --model nothing", 2, "unknown model 'nothing'"),
+    ("generate --model nothing", 2, "unknown model 'nothing' (known"),
+    ("generate --infill ___", 2, "has no word"),
+    ("generate --gap 2", 2, "--gap has no effect without --infill"),
+    ("generate --trace {text}", 2, "is a file: give the name of a folder"),
+    ("generate --model stories-ar --set temperature=", 2, "temperature of ar must be a number, not ''"),
+    ("generate --model stories-ar --set temperature=true", 2, "must be a number, not True"),
+    ("generate --model stories-ar --set cache=1", 2, "cache of ar must be true or false, not 1"),
+    ("generate --model stories-ar --set nucleus=nan", 2, "nucleus of ar must be a number, not 'nan'"),
+    ("generate --model stories-mdlm --set removal=3", 2, "unknown removal '3'"),
     ("generate --model {missing}", 2, "does not exist"),
     ("generate --model {empty}", 2, "has no config.json"),
     ("generate --model {not_json}", 2, "not valid JSON"),
@@ -95,6 +108,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate --model {model} --freeze --freeze-weight 3", 2, "weight"),
     ("generate --model {model} --freeze-weight 0.9", 2, "without --freeze"),
     ("inspect nothing", 2, "unknown model 'nothing'"),
+    ("reproduce theorem1 --judge --out {out}", 2, "to judge by"),
     ("inspect {empty}", 2, "has no config.json"),
     ("inspect {text}", 2, "not a JSON record"),
     ("generate --model {other_model}", 2, "bert"),
@@ -150,6 +164,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["blank"].write_text("")
     found["latin1"] = root / "latin1.txt"
     found["latin1"].write_bytes("d\xe9j\xe0 vu\n".encode("latin-1") * 50)
+    found["utf16"] = root / "utf16.txt"
+    found["utf16"].write_bytes((TEXT * 50).encode("utf-16"))
+    found["half"] = root / "half.jsonl"
+    found["half"].write_text(json.dumps({"text": "a pair: \U0001f34e"}) + '\n{"text": "half of it: \\ud83d"}\n')
     for name, array in {
         "backward": numpy.array([0.9, 0.1]),
         "flat": numpy.zeros((3, 4)),

@@ -75,6 +75,9 @@ def test_files_do_not_depend_on_batches_or_json(model: str, tmp_path: Path, caps
     assert [line["ids"] for line in a] == [line["ids"] for line in b] == [line["ids"] for line in shown]
     assert [line["seed"] for line in a] == list(range(5))
     assert all(line["nfe"] == 8 and line["settings"]["nfe"] == 8 and line["text"] is None for line in a)
+    run("--model", model, "--num", "7", "--nfe", "8", "--batch", "2", "--out", str(tmp_path / "a"))
+    assert main(["generate", "--model", model, "--num", "7", "--nfe", "8", "--out", str(tmp_path / "b")]) == 2
+    assert "was made with other settings (batch 5)" in capsys.readouterr().err
 
 
 def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(model: str, tmp_path: Path) -> None:

@@ -136,6 +136,26 @@ def test_a_usage_mistake_is_one_line_that_names_the_fix(
     assert "--help" in err
 
 
+def test_an_empty_word_is_no_path(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "train", "test", "--out", "")
+    assert (code, out) == (2, "")
+    assert err == "error: an empty word follows --out: was a variable of the shell not set?\n"
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "presets"], ["reproduce", "--list", "--json"]], ids=" ".join)
+def test_a_reader_that_goes_away_sees_no_traceback(words: list[str]) -> None:
+    command = [sys.executable, "-m", "convergeflow", *words]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()  # as `head` does
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
 def test_no_word_shows_the_help_and_version_prints(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys)
     assert (code, err) == (0, "")

@@ -23,8 +23,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_stories_by_default(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
     assert main(["prepare", "--blocks", "8", "--heldout-blocks", "2", "--length", "16"]) == 0
-    shown = capsys.readouterr().out
-    assert "8 sequences of 16 tokens" in shown and "corpora" in shown
+    shown = capsys.readouterr()
+    assert "8 sequences of 16 tokens" in shown.out and "corpora" in shown.out
+    assert "--heldout-blocks" in shown.err and "--heldout-share" not in shown.err
 
 
 def test_own_file_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_sweep_writes_its_files_and_goes_on_where_it_was(
         (["--values", "1,1"], "must differ"),
         (["--values", ","], "no values"),
         (["--by", "nfe"], "control=values"),
+        (["--by", "scg=1,2"], "another control than --control scg"),
         (["--protocol", "all"], "one protocol"),
         (["--values", "-1"], "--scg"),
     ],

@@ -209,6 +209,26 @@ def test_controls_change_the_run_and_the_link_holds_them(browser: Any, server: R
     visit.finish()
 
 
+def test_another_model_or_address_brings_its_own_settings(browser: Any, server: Running) -> None:
+    visit = opened(browser, server, "model=stories-small&preset=sharp&nfe=16&temperature=0.5&seed=3&pins=2:5")
+    page = visit.page
+    page.locator("select[name=model]").select_option("stories-weighted")
+    assert [page.locator(f"[name={name}]").input_value() for name in ("preset", "nfe")] == ["", ""]
+    page.evaluate("location.hash = 'model=stories-small&preset=sharp&nfe=8&seed=4'")
+    happens(page, "document.querySelector('#cost').textContent.startsWith('8 calls')")
+    assert page.locator("[name=temperature]").input_value() == "" and "pins" not in page.url
+    visit.finish()
+    with running("sotu-small") as speeches, running("stories-ar") as rival:
+        alone = opened(browser, speeches, "")
+        assert alone.page.locator("[name=preset]").input_value() == ""
+        happens(alone.page, "document.querySelector('#cost').textContent.includes('in 64 steps')")
+        alone.finish()
+        none = Visit(browser, urlparse(rival.url).netloc)
+        none.page.goto(rival.url)
+        assert "no flow to show" in none.page.locator("#asked p").text_content()
+        none.finish()
+
+
 def test_markup_in_a_prompt_is_shown_as_text(browser: Any, server: Running, tmp_path: Path) -> None:
     nasty = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
     visit = opened(browser, server)

@@ -46,9 +46,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["blind", "a.jsonl", "other=b.jsonl", "--num", "3", "--out", "look"]) == 0
     assert all(f"    {name}{i}" in Path("look/blind.md").read_text() for name in "ab" for i in range(3))
     assert "**other**" in Path("look/key.md").read_text() and "m, NFE 8" in Path("look/key.md").read_text()
+    Path("lr=0.1").mkdir()
+    Path("b.jsonl").rename("lr=0.1/b.jsonl")
+    assert main(["blind", "a.jsonl", "lr=0.1/b.jsonl", "--num", "3", "--out", "look"]) == 0
+    assert main(["blind", "a.jsonl", "other=lr=0.1/b.jsonl", "--num", "3", "--out", "look"]) == 0
+    Path("lr=0.1/b.jsonl").rename("b.jsonl")
     capsys.readouterr()
     for words, message in (
         (["a.jsonl", "a.jsonl"], "is taken"),
+        (["a.jsonl", "=b.jsonl"], "has no label"),
         (["a.jsonl", "nothing.jsonl"], "does not exist"),
         (["a.jsonl", "b.jsonl", "--num", "4"], "has 3 texts, not 4"),
         (["a.jsonl", "--real", "storys"], "stories"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from convergeflow.objective.learned_schedule import LearnedGumbel
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Tempered
+from convergeflow.systems.options import settings_of
 
 
 def test_step_formula() -> None:
@@ -127,3 +129,15 @@ def test_temperature_one_is_the_published_sampler() -> None:
     assert torch.equal(plain.ids, model.sample(2, 8, seeds=[0, 1], nfe=5, temperature=1.0).ids)
     cold = model.sample(2, 8, seeds=[0, 1], nfe=5, temperature=0.5)
     assert cold.settings["temperature"] == 0.5 and cold.nfe == plain.nfe == 5
+
+
+def test_its_temperature_holds_beside_the_controls_of_the_flow() -> None:
+    model = fresh("langflow").eval()
+
+    def asked(given: dict[str, Any], controls: dict[str, Any]) -> Any:
+        return model.sampling_arguments(given, controls, lambda schedule, own: settings_of(given, schedule, own))
+
+    assert asked({"refine": 2}, {"temperature": 0.5})["settings"].temperature == 0.5
+    assert asked({"refine": 2, "temperature": 0.7}, {"temperature": 0.5})["settings"].temperature == 0.7
+    with pytest.raises(UserError, match="no control 'churn'"):
+        asked({"refine": 2}, {"churn": 1.0})

@@ -40,7 +40,10 @@ def blind(
     facts: dict[str, str] = {}
     for given in files:
         label, equals, path = given.partition("=")
-        label, path = (label, path) if equals else (Path(given).stem, given)
+        if not equals or Path(given).exists():  # a folder may be called lr=0.1
+            label, path = Path(given).stem, given
+        if not label:
+            raise UserError(f"{given} has no label: write LABEL=FILE, or the file alone")
         if label in sources or label == "real":
             raise UserError(f"the label {label!r} is taken: name the files apart, as in first={path}")
         sources[label], facts[label] = study.generated(path)

@@ -78,7 +78,8 @@ def evaluate(
     options.check_draws(bound)
     loaded: LanguageModel | None = None
     if samples is not None:
-        _refuse_unused(sampling, knobs=knobs, keep=keep, bound=bound, weights=weights)
+        made = {"length": length, "batch": batch, "seed": seed or None, "set": knobs, "keep": keep}
+        _refuse_unused(sampling, {**made, "weights": None if weights == "ema" else weights}, bound)
         drawn = room.read_drawn(samples, num, model)
     else:
         name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
@@ -140,13 +141,10 @@ def _indexed(reference: Reference) -> Reference:
     return reference
 
 
-def _refuse_unused(
-    sampling: SamplingOptions, *, knobs: list[str] | None, keep: Path | None, bound: int, weights: str
-) -> None:
+def _refuse_unused(sampling: SamplingOptions, made: dict[str, Any], bound: int) -> None:
     """Samples from a file are made already: options that make samples would have no effect."""
     if bound:
         raise UserError("--bound needs the model itself: name it instead of --samples")
-    unused = sorted(sampling.given()) + (["set"] if knobs else []) + (["keep"] if keep else [])
-    unused += ["weights"] if weights != "ema" else []
+    unused = sorted(sampling.given()) + [name for name, value in made.items() if value]
     if unused:
         raise UserError(f"--{unused[0].replace('_', '-')} has no effect on samples from a file; drop it")

@@ -17,7 +17,7 @@ from convergeflow.cli import options
 from convergeflow.cli.console import note, print_json, progress, watched
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
 from convergeflow.errors import UserError
-from convergeflow.files import check_writable
+from convergeflow.files import check_writable, write_text
 from convergeflow.markup import printable
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def generate(
         str | None, typer.Option(help="Text that every sample starts with (a heuristic: see docs/sampling.md).")
     ] = None,
     infill: Annotated[str | None, typer.Option(help=f'Text with gaps to fill, as in "{EXAMPLE}"')] = None,
-    gap: Annotated[int, typer.Option(help=f"Tokens per {GAP} of --infill.")] = 4,
+    gap: Annotated[int | None, typer.Option(help=f"Tokens per {GAP} of --infill. [default: 4]")] = None,
     knobs: options.Knobs = None,
     noise: Annotated[
         Path | None,
@@ -153,6 +153,10 @@ def generate(
     options.check_files(out, logits)
     if replay is not None:  # its folder is made, as that of `trace` is
         check_writable(replay)
+    if trace is not None and trace.exists() and not trace.is_dir():
+        raise UserError(f"`trace` {trace} is a file: give the name of a folder")
+    if gap is not None and infill is None:
+        raise UserError("`gap` has no effect without `infill`")
     rank, world, wait = _processes()
     streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
@@ -164,7 +168,7 @@ def generate(
     if noise is not None:
         start, mark = _read_noise(noise)
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
-    outline = outlined(loaded, prompt, infill, gap, length)
+    outline = outlined(loaded, prompt, infill, 4 if gap is None else gap, length)
     length, known = outline.length, outline.arguments
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
     if "settings" not in arguments and (noise or logits or trace):
@@ -299,8 +303,7 @@ def _write_replay(job: _Job, recorder: Trace, samples: Samples, path: Path) -> N
     known = [] if clamp is None else clamp.known.nonzero().flatten().tolist()
     about = job.in_words(job.name.split("@")[0])
     made = recording(recorder.frames, samples, job.loaded.tokenizer, known, model=job.name, about=about)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(replay(made, job.name.split("@")[0]), encoding="utf-8")
+    write_text(path, replay(made, job.name.split("@")[0]))
     note(f"replay: {path} ({path.stat().st_size / 1024:.0f} KB), open it in a browser")
 
 

@@ -174,11 +174,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reuse_large_blocks()
     application = build()
     try:
+        for before, word in zip(["convergeflow", *words], words, strict=False):
+            if not word:  # an empty path would be the present folder
+                raise UserError(f"an empty word follows {before}: was a variable of the shell not set?")
         number_of_processes()
         code = application.main(words, prog_name="convergeflow", standalone_mode=False)
         if code == 130:  # how typer reports Ctrl-C
             return _fail("stopped", 130)
-        return code if isinstance(code, int) else 0
+        return (code if isinstance(code, int) else 0) if _heard() else 1
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     except typer.Abort:
@@ -199,8 +202,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(*_describe_unforeseen(failure, words, debug))
 
 
+def _heard() -> bool:
+    """Whether somebody took all that was printed: who reads through `head` may have gone, and wants no traceback."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return False
+    return True
+
+
 def _fail(message: str, code: int) -> int:
-    sys.stdout.flush()
+    _heard()
     message = printable(message)
     print(f"error: {message}" if code != 130 else message, file=sys.stderr, flush=True)
     return code

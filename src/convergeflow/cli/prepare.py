@@ -101,7 +101,6 @@ def say_what_was_read(corpus: Corpus) -> None:
             console.note(f"  and {len(skipped) - SHOWN} more: {corpus.folder / 'manifest.json'} lists them")
     held_out = corpus.manifest["splits"]["heldout"]["blocks"]
     if held_out < ENOUGH:
-        console.warn(
-            f"only {held_out} sequences are held out: numbers measured on them say little; add text, or prepare with "
-            "a larger --heldout-share or a smaller --length"
-        )
+        more = "add text, or prepare with a larger --heldout-share or a smaller --length"
+        more = "prepare with more --heldout-blocks" if source.get("kind") == "stories" else more
+        console.warn(f"only {held_out} sequences are held out: numbers measured on them say little; {more}")

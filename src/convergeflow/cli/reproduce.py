@@ -89,6 +89,8 @@ def reproduce(
         rows = [[each.name, f"{each.missing} of {each.points}", readable(each.seconds)] for each in planned]
         console.print_table(("experiment", "points missing", "time"), rows)
         return
+    if judge and not Path(out).is_dir():
+        raise UserError(f"there is no folder {out} to judge by: give --out the folder of a run of `reproduce`")
     claims = None if judge else Claims(Path(out) / "claims")
     store = Store(out, note=console.note, claims=claims, measuring=not judge)
     # Some experiments get a page of their own: the report of all must survive it.

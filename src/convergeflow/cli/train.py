@@ -76,6 +76,8 @@ def train(
     overrides += [] if method is None else [f"model.method={method}"]
     overrides += [] if device is None else [f"device={device}"]
     _refuse_contradictions(minutes, steps, resume, dry_run)
+    if steps is not None and resume and named is None:
+        raise UserError("--steps plans a new run; to go on for longer change the last stage, as in stages.1.steps=900")
     recipe = named if named is not None or sources else DEFAULT_RECIPE
     folder = out or Path("runs") / _name(recipe, sources)
     start = None if init_from is None else _located(init_from)
@@ -135,7 +137,7 @@ def _refuse_contradictions(minutes: float | None, steps: int | None, resume: boo
     if minutes is not None and resume:
         raise UserError("--minutes plans a new run, and --resume goes on by the old plan: give one of them")
     if minutes is not None and not 0 < minutes < 1e6:
-        raise UserError(f"--minutes must be above 0, not {minutes:g}")
+        raise UserError(f"--minutes must be above 0 and below 1,000,000, not {minutes:g}")
     if minutes is not None and number_of_processes() > 1:
         raise UserError("--minutes tries steps in one process: give a launch of several --steps instead")
 
@@ -274,8 +276,9 @@ def foretell(
 ) -> None:
     """Print the configuration with its origins, and the size, memory and time of the run."""
     from convergeflow.training.build import open_corpus
-    from convergeflow.training.estimate import estimate
+    from convergeflow.training.estimate import check_memory, estimate
 
+    check_memory(config)  # before a text of its length is written
     # A corpus of the package need not be here; the user's own is opened, so that what a run refuses is refused now.
     corpus = config.corpus
     own = corpus.paths or (Path(corpus.name) / MANIFEST).is_file()

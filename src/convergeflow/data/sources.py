@@ -11,6 +11,7 @@ import codecs
 import hashlib
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ FEW_DOCUMENTS = 20
 """Below this many documents whole ones cannot be spared, and the end of each is held out instead."""
 LOOKED_AT = 1 << 16
 """Bytes at the beginning of a file that tell whether it is text."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""JSON can write one half of a character that takes two; no text has that."""
 
 HELD_OUT_SPEECHES = (
     "1796-Washington-1.txt",
@@ -291,7 +294,9 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
             raise UserError(f"no such file: {path}")
         elif not path.is_file():
             raise UserError(f"{path} is a pipe or a device, not a file; save the text in a file first")
-        elif "binary" in (reason := _not_text(path) or ""):
+        elif "UTF-16" in (reason := _not_text(path) or ""):
+            raise UserError(f"{path} is {reason}")
+        elif "binary" in reason:
             raise UserError(f"{path} is not text ({reason}); convert it to plain text first")
         else:
             files.append(path)
@@ -312,6 +317,8 @@ def _not_text(file: Path, folder: Path | None = None) -> str | None:
         head = opened.read(LOOKED_AT)
     if not head.strip():
         return "empty" if folder is not None else None
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "not UTF-8 but UTF-16: iconv -f utf-16 -t utf-8 converts it"
     if b"\0" in head:
         return "a binary file"
     try:
@@ -405,7 +412,10 @@ def _read_jsonl(file: Path, field: str, skip: int, share: float = 1.0) -> Iterat
                 if isinstance(failure, UserError):
                     raise
                 raise UserError(f"{where} is not JSON: {' '.join(str(failure).split())[:120]}") from failure
-            yield row if isinstance(row, str) else _field(row, field, where), read / size
+            text = row if isinstance(row, str) else _field(row, field, where)
+            if b"\\u" in raw and (half := _HALF.search(text)):
+                raise UserError(f"{where} holds half a character (\\u{ord(half[0]):04x}): mend or delete that line")
+            yield text, read / size
 
 
 def _read_parquet(file: Path, field: str, skip: int, share: float = 1.0) -> Iterator[tuple[str, float]]:

@@ -161,8 +161,10 @@ def collect(
         if missing:
             lines = lines_of(make(group), model)
             first = next(iter(present.values()), None)
-            if first is not None and _how(first) != _how(lines[0]):
-                raise UserError(f"{part} was made with other settings: give a new `out` or delete it")
+            if first is not None and (before := _how(first)) != (now := _how(lines[0])):
+                name = next(name for name in before | now if before.get(name) != now.get(name))
+                how = f"({name} {before.get(name)})"
+                raise UserError(f"{part} was made with other settings {how}: give those, a new `out`, or delete it")
             append(part, [line for line in lines if line["seed"] not in present])
             made += len(missing)
         on_batch(len(group))
@@ -206,8 +208,10 @@ def _check_fits(
         raise UserError(f"{file} was made with other settings ({differing[0]}): give a new `out` or delete it")
 
 
-def _how(line: Mapping[str, Any]) -> str:
-    return json.dumps(line["settings"], sort_keys=True, default=str)
+def _how(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a line as a file has them."""
+    how: dict[str, Any] = json.loads(json.dumps(line["settings"], default=str))
+    return how
 
 
 def part_file(path: Path, rank: int) -> Path:

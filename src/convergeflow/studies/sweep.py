@@ -46,6 +46,8 @@ def plan(
     second, _, texts = (by or "").partition("=")
     if by is not None and (not second or not texts):
         raise UserError(f"`by` needs control=values, as in nfe=64,128, not {by!r}")
+    if second.replace("-", "_") == control.replace("-", "_"):
+        raise UserError(f"`by` needs another control than `control` {control}, which varies along each curve")
     curves = [(model.method, {})] if by is None else [(f"{second} {v}", {second: v}) for v in _values(second, texts)]
     points = []
     for label, fixed in curves:

@@ -55,8 +55,8 @@ def outlined(model: LanguageModel, prompt: str | None, infill: str | None, gap: 
     """The length of a sample and its known tokens; a text behind the known one fills the model's own length."""
     clamp = known_text(model.tokenizer, prompt, infill, gap, longest(model))
     if clamp is None:
-        return Outline(length or int(model.config.length))
-    length = length or max(int(model.config.length), len(clamp.tokens))
+        return Outline(int(model.config.length) if length is None else length)
+    length = length if length is not None else max(int(model.config.length), len(clamp.tokens))
     check_length(model, length)
     return Outline(length, followed_by_unknown(clamp, length), gaps_of(clamp) if infill is not None else ())
 

@@ -59,7 +59,10 @@ class LangFlowModel(ConvergeFlowModel):
         """LangFlow's own sampler, unless an option of ConvergeFlow's is given."""
         own = {name: value for name, value in given.items() if name in ("nfe", "temperature")}
         if len(own) < len(given):
-            return super().sampling_arguments(given, {}, lambda schedule, _: settings(schedule, None), length)
+            others = {name: value for name, value in controls.items() if name != "temperature"}
+            made = super().sampling_arguments(given, others, lambda schedule, _: settings(schedule, None), length)
+            tempered = {} if "temperature" in given or not controls else dict(controls)
+            return {**made, "settings": replace(made["settings"], **tempered)}
         return {"nfe": 64, **controls, **own}
 
     def sample(  # type: ignore[override]

@@ -42,7 +42,7 @@ def known_text(
         tokens += found
         known += [True] * len(found)
     if not any(known):
-        raise UserError("the prompt has no tokens")
+        raise UserError("`prompt` or `infill` has no word: leave it out for a free sample, or write what is known")
     return Clamp(torch.tensor(tokens), torch.tensor(known))
 
 

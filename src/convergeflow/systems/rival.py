@@ -238,7 +238,13 @@ class Rival(LanguageModel):
             if name not in self.controls:
                 raise unknown_name(f"sampling control of {self.method}", name, self.controls)
             if name in self.choices and controls[name] not in self.choices[name]:
-                raise unknown_name(name, controls[name], self.choices[name])
+                raise unknown_name(name, str(controls[name]), self.choices[name])
+            kind, switch = type(self.controls[name]), isinstance(controls[name], bool)
+            if (kind is float and (switch or not isinstance(controls[name], int | float))) or (
+                kind is bool and not switch
+            ):
+                wanted = "true or false" if kind is bool else "a number"
+                raise UserError(f"{name} of {self.method} must be {wanted}, not {controls[name]!r}")
         chosen = {**self.controls, **controls}
         size = batch or self.batch_size(length)
         known = None if clamp is None else clamp.resolved(num, length, self.config.vocabulary, self.device)

@@ -8,7 +8,7 @@ const NUMBERS = {
   ug: ["w_ug, unconditional guidance", { min: 0, max: 10, step: "any" }],
   temperature: ["Temperature", { min: 0.05, max: 5, step: "any" }],
 };
-const weighted = (each) => each.convergeflow.flow && each.convergeflow.predictor !== "direct"; // the other has no weights to show
+export const weighted = (each) => each.convergeflow.flow && each.convergeflow.predictor !== "direct"; // the other has no weights to show
 const FIRST = { model: "stories-small", preset: "config-b", nfe: "128", grid: "closing", seed: "11" };
 
 export class Controls {
@@ -37,7 +37,11 @@ export class Controls {
       el("div", { class: "actions" }, this.run, this.stop, this.cost));
     this.form.addEventListener("submit", (event) => { event.preventDefault(); onrun(); });
     this.form.addEventListener("input", () => this.changed());
-    this.fields.model.addEventListener("change", () => { this.pins.clear(); this.offer(); });
+    this.fields.model.addEventListener("change", () => {
+      this.pins.clear();
+      for (const name of ["nfe", "grid"]) this.fields[name].value = ""; // with its own preset a model is as its makers meant it
+      this.offer();
+    });
     this.node = panel("controls", "Controls",
       "Every control of the paper and what a run costs; an empty field takes the preset's value. The same seed is the same noise, so changing one control shows what that control does.",
       this.form);
@@ -49,23 +53,20 @@ export class Controls {
   }
 
   offer() {
-    const before = this.fields.preset.value;
     this.fields.preset.replaceChildren(el("option", { value: "" }, this.about.preset ? `model's own (${this.about.preset})` : "none"),
       ...this.about.presets.map((name) => el("option", { value: name }, name)));
-    this.fields.preset.value = this.about.presets.includes(before) ? before : "";
-    if (this.about.block_length) { // a model of blocks has a preset of its own
-      for (const name of ["preset", "nfe", "grid"]) this.fields[name].value = "";
-    }
     this.changed();
   }
 
   read() {
     // From the address; without one, a setting that shows something.
     const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-    const values = Object.keys(given).length ? given : FIRST;
-    if (this.models.some((each) => each.id === values.model && weighted(each))) this.fields.model.value = values.model;
+    const here = (values) => this.models.some((each) => each.id === values.model && weighted(each));
+    const values = Object.keys(given).length ? given : here(FIRST) ? FIRST : { seed: FIRST.seed };
+    if (here(values)) this.fields.model.value = values.model;
     this.offer();
-    for (const [name, field] of Object.entries(this.fields)) if (name !== "model" && values[name] !== undefined) field.value = values[name];
+    this.pins.clear();
+    for (const [name, field] of Object.entries(this.fields)) if (name !== "model") field.value = values[name] ?? "";
     for (const pair of (values.pins ?? "").split(",").filter(Boolean)) {
       const [position, token] = pair.split(":").map(Number);
       if (Number.isInteger(position) && Number.isInteger(token)) this.pins.set(position, token);

@@ -1,7 +1,7 @@
 // The live page: asks the server, shows what comes, and puts the panels together.
 import { Refused, ask, streamed } from "./api.js";
 import { ComparePanel } from "./compare.js";
-import { Controls } from "./controls.js";
+import { Controls, weighted } from "./controls.js";
 import { el } from "./dom.js";
 import { FrontierPanel } from "./frontier.js";
 import { KeepPanel } from "./keep.js";
@@ -32,6 +32,7 @@ function complain(failure) {
 
 async function begin() {
   const [{ data: models }, records] = await Promise.all([ask("/v1/models"), ask("/page/frontier.json")]);
+  if (!models.some(weighted)) throw new Error("This server has no flow to show: start it with one, for example stories-small. Its models answer at /v1/completions.");
   const frontier = new FrontierPanel(records);
   const viewer = new Viewer((position) => pins.choose(position, viewer.story?.states.at(-1)?.tokens[position]));
   const end = el("blockquote", { id: "final" });
