@@ -18,3 +18,12 @@ def test_the_shipped_frontier_is_made_of_the_committed_records() -> None:
     ours = [point for point in shipped["stories"]["points"] if point["record"].endswith("stories-small/sharp.json")]
     assert [point["gen_ppl"] for point in ours] == [float(f"{sharp['gen_ppl']:.4g}")]
     assert {point["curve"] for point in shipped["stories"]["points"]} >= {"stories-small", "ar", "mdlm", "convergeflow"}
+    # One curve is one training: second seeds are for errors.
+    assert not [point for corpus in shipped.values() for point in corpus["points"] if "@" in point["record"]]
+    assert {point["curve"] for point in shipped["basic"]["points"]} >= {
+        "basic-small",
+        "ar",
+        "mdlm",
+        "duo",
+        "convergeflow",
+    }

@@ -13,20 +13,20 @@ from typing import Any
 
 CORPORA = {
     "stories": ("stories-small", "comparison-stories"),
-    "basic": ("basic-small",),
+    "basic": ("basic-small", "comparison-basic/steps-1000"),
     "sotu": ("sotu-small", "comparison-sotu"),
 }
 """Corpus -> the folders of its records."""
 SHOWN = ("refine", "scg", "ug", "refine_schedule", "scg_schedule", "ug_schedule")
 CALLS = 64
-"""Records of the comparisons are shown at this budget; those of shipped models at any."""
+"""Comparisons are shown at this budget, of the first training seed; records of shipped models at any."""
 
 
 def frontiers(results: Path) -> dict[str, Any]:
     """Per corpus: the value of real text, and a point for every record."""
     found = {}
     for corpus, folders in CORPORA.items():
-        records = [record for folder in folders for record in _records(results / folder)]
+        records = [record for folder in folders for record in _records(results, folder)]
         real = next((record["real"] for record in records if record.get("real")), None)
         points = sorted((_point(record) for record in records), key=lambda point: (point["curve"], point["gen_ppl"]))
         shown = None if real is None else {"gen_ppl": _short(real["gen_ppl"]), "entropy": _short(real["entropy"])}
@@ -34,16 +34,16 @@ def frontiers(results: Path) -> dict[str, Any]:
     return found
 
 
-def _records(folder: Path) -> Iterator[dict[str, Any]]:
-    comparison = folder.name.startswith("comparison")
-    for file in sorted(folder.glob("records/*.json" if comparison else "*.json")):
+def _records(results: Path, folder: str) -> Iterator[dict[str, Any]]:
+    comparison = folder.startswith("comparison")
+    for file in sorted((results / folder).glob("records/*.json" if comparison else "*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(record, dict) or record.get("kind") != "evaluation":
             continue
-        if comparison and record["nfe"] != CALLS:
+        if comparison and (record["nfe"] != CALLS or "@" in file.name):
             continue
-        if comparison or record["model"]["name"] == folder.name:
-            yield {**record, "file": f"docs/results/{folder.name}/{file.relative_to(folder).as_posix()}"}
+        if comparison or record["model"]["name"] == folder:
+            yield {**record, "file": f"docs/results/{file.relative_to(results).as_posix()}"}
 
 
 def _point(record: dict[str, Any]) -> dict[str, Any]:

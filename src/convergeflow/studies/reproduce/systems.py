@@ -51,9 +51,15 @@ def _compared(bench: Bench) -> dict[str, Any]:
         return {"comparison": []}
     found = json.loads(path.read_text(encoding="utf-8"))
     return {
-        "comparison": table.at_budget(found["rows"], NFE),
+        "comparison": [_with_error(row) for row in table.at_budget(found["rows"], NFE)],
         "judged_by": {"study": name, "about": found["about"], "command": found["command"]},
     }
+
+
+def _with_error(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the whole standard error of its value, that of training included."""
+    at = row["at_data_entropy"]
+    return row if at["gen_ppl"] is None else {**row, "at_data_entropy": {**at, "error": table.error_of(at)}}
 
 
 def _point(record: Record) -> FrontierPoint:
