@@ -35,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running("stories-small", "stories-weighted", "stories-direct", "stories-ar", "stories-mdlm") as made:
+    with running("stories-weighted", "stories-direct", "stories-small", "stories-ar", "stories-mdlm") as made:
         yield made
         assert not any("Traceback" in line for line in made.lines)
 
@@ -51,12 +51,12 @@ def browser() -> Iterator[Any]:
 
 
 class Visit:
-    """A page whose requests to other hosts are refused and counted, and whose errors are kept."""
+    """A page whose requests to other hosts are refused and counted, and whose errors are kept; nothing on it moves."""
 
     def __init__(self, browser: Any, host: str, **how: Any) -> None:
         self.outside: list[str] = []
         self.errors: list[str] = []
-        self.context = browser.new_context(accept_downloads=True, **how)
+        self.context = browser.new_context(accept_downloads=True, **{"reduced_motion": "reduce", **how})
         self.context.route("**/*", lambda route: self._sort(route, host))
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -93,6 +93,14 @@ def happens(page: Any, condition: str) -> None:
 
 def words(page: Any) -> list[str]:
     return list(page.locator("#text .token").all_text_contents())
+
+
+LINES = """(() => {
+  const places = [...document.querySelectorAll("#text .token")].map((word) => word.getBoundingClientRect());
+  const first = places.filter((place, k) => k === 0 || place.top > places[k - 1].top + 5);
+  return first.map((place) => Math.round(place.left));
+})()"""
+"""Where the lines of the text begin."""
 
 
 def generated(**more: Any) -> str:
@@ -152,6 +160,47 @@ def test_a_visitor_generates_scrubs_hovers_pins_and_saves(browser: Any, server: 
     alone.finish()
 
 
+def test_a_newcomer_watches_the_flow_and_is_asked_nothing_hard(browser: Any, server: Running) -> None:
+    visit = opened(browser, server, "", viewport={"width": 390, "height": 844}, reduced_motion="no-preference")
+    page = visit.page
+    # The first text is played, on the first screen.
+    happens(page, "document.querySelector('.play').textContent === 'Pause'")
+    assert page.evaluate("document.querySelector('#text .token').getBoundingClientRect().bottom") < 844
+    happens(page, "document.querySelector('.play').textContent === 'Play'")
+    assert "step 17 of 17" in page.locator(".player .reading").text_content()
+    begins = page.evaluate(LINES)
+    assert len(begins) > 3 and len(set(begins)) == 1, "a wrapped line begins where the first one does"
+    # A panel that has not run is a heading, a sentence and a button.
+    for name in ("compare", "race"):
+        assert page.locator(f"#{name} .lanes").is_hidden()
+        said = page.locator(f"#{name} p:visible").all_text_contents()
+        assert len(said) == 1 and said[0].count(".") == 1
+    assert page.locator("#frontier text").first.bounding_box()["height"] >= 12, "labels can be read on a phone"
+    # Models of the comparison come last, under a name that says so.
+    assert page.locator("select[name=model] > option").all_text_contents() == ["stories-small"]
+    assert page.locator("select[name=model] > :last-child > option").all_text_contents() == ["stories-weighted"]
+    assert "comparison" in page.locator("select[name=model] > :last-child").get_attribute("label")
+    # Fields for experts are folded until they are set or wrong; each field has a sentence.
+    fields = page.locator("form [name]")
+    assert [f.get_attribute("name") for f in fields.all() if f.is_visible()] == ["model", "prompt", "seed", "nfe"]
+    for field in fields.all():
+        why = page.locator(f"#{field.get_attribute('aria-describedby')}").text_content()
+        assert why.endswith(".") and why.count(".") == 1
+    folded = page.locator("details:not([open])")
+    page.evaluate("location.hash = location.hash.replace('seed=11', 'seed=12')")
+    happens(page, "document.querySelector('[name=seed]').value === '12'")
+    assert folded.count() == 1, "what a visitor starts with is nothing that a link has set"
+    page.evaluate("location.hash += '&refine=2'")
+    happens(page, "document.querySelector('details').open")
+    page.locator("[name=refine]").fill("-1")
+    page.locator("summary").press("Enter")
+    assert folded.count() == 1
+    page.locator("#run").click()
+    happens(page, "document.activeElement.name === 'refine'")
+    visit.errors = [error for error in visit.errors if "400" not in error]
+    visit.finish()
+
+
 def test_weighted_arrives_where_direct_drifts(browser: Any, server: Running) -> None:
     visit = opened(browser, server, SETTINGS.replace("nfe=32", "nfe=8"))
     page = visit.page
@@ -159,7 +208,7 @@ def test_weighted_arrives_where_direct_drifts(browser: Any, server: Running) -> 
     happens(page, "document.querySelector('#compare output').textContent.includes('farthest')")
     said = page.locator("#compare output").text_content()
     weighted, direct = (float(found) for found in re.findall(r"(?:weighted|direct) ([\d.]+)", said))
-    assert weighted < 1.3 < direct
+    assert weighted < 1.3 < direct and page.locator("#compare .lanes").is_visible()
     visit.finish()
 
 
@@ -183,7 +232,9 @@ def test_the_replays_of_the_documentation_play(browser: Any, file: Path) -> None
     visit.page.goto(file.as_uri())
     visit.page.locator("#scrubber").press("End")
     final = visit.page.locator("#final").text_content()
-    assert len(final) > 50 and words(visit.page)[2].strip().lower() in final.lower()
+    shown = words(visit.page)
+    assert len(final) > 50 and shown[2].lower() in final.lower()
+    assert not any(re.match(" .", word) for word in shown), "a space stands before a word, where a line may break"
     visit.finish()
 
 

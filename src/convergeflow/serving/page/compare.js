@@ -11,12 +11,12 @@ function studyGrid() {
   return early.concat(Array.from({ length: 24 }, (_, i) => time(2 + ((i + 1) / 24) * 4)));
 }
 
+export const PAIR = ["stories-weighted", "stories-direct"]; // they ship for this panel alone
 const TOP = 3; // what parts the two happens near 1; the second nearest of both runs far beyond
 
 export class ComparePanel {
   constructor(models, words, seed) {
-    const find = (kind) => models.find((each) => each.convergeflow.predictor === kind && /^stories-(direct|weighted)$/.test(each.id));
-    this.pair = [find("weighted"), find("direct")];
+    this.pair = PAIR.map((id) => models.find((each) => each.id === id));
     this.words = words;
     this.seed = seed;
     this.button = el("button", { type: "button", id: "run-compare", onclick: () => this.run() }, "Run both on this seed");
@@ -25,10 +25,12 @@ export class ComparePanel {
       chart: new DistancesPanel(title), text: el("blockquote", {}), node: null, title }));
     for (const lane of this.lanes) lane.node = el("div", { class: "lane" }, el("h3", {}, lane.title), lane.chart.node, lane.text);
     const missing = this.pair.every(Boolean) ? null
-      : el("p", {}, "This server has no pair of such models: start it with stories-weighted and stories-direct.");
+      : el("p", {}, `This server has no pair of such models: start it with ${PAIR.join(" and ")}.`);
+    this.results = el("div", { hidden: true }, el("div", { class: "lanes two" }, ...this.lanes.map((lane) => lane.node)),
+      el("p", { class: "why" }, "All words of the weighted one stay at the distance that noise has, about 1, so each arrives; some of the direct one drift away from every embedding."));
     this.node = panel("compare", "Weighted against direct",
-      "Two models of the convergence study start from the same noise: one may only answer with weighted means of embeddings, the other answers with any vector. All words of the first stay at the distance that noise has, about 1, so each arrives; some words of the second drift away from every embedding.",
-      missing ?? el("div", { class: "actions" }, this.button, this.status), missing ? null : el("div", { class: "lanes two" }, ...this.lanes.map((lane) => lane.node)));
+      "Two models of the convergence study start from the same noise: one may only answer with weighted means of embeddings, the other answers with any vector.",
+      missing ?? el("div", { class: "actions" }, this.button, this.status), this.results);
   }
 
   async run() {
@@ -52,7 +54,11 @@ export class ComparePanel {
     const own = { frames: true, self_condition: "previous", grid, nfe: grid.length, decode: "prediction" };
     for await (const chunk of streamed({ model, seed: this.seed(), convergeflow: own })) {
       const choice = chunk.choices[0];
-      if (choice?.convergeflow.frame) { story.push(choice.convergeflow.frame); lane.chart.show(story, story.length - 1, null, TOP); }
+      if (choice?.convergeflow.frame) {
+        story.push(choice.convergeflow.frame);
+        lane.chart.show(story, story.length - 1, null, TOP);
+        this.results.hidden = false;
+      }
       else if (choice) lane.text.textContent = choice.convergeflow.text;
     }
     return story;

@@ -1,12 +1,28 @@
 // Every control of the sampler, what it costs, and all of it in the address, so that a link shares a run.
+import { PAIR } from "./compare.js";
 import { el, panel } from "./dom.js";
 
 const NUMBERS = {
-  nfe: ["Network calls", { min: 1, max: 2048, step: 1 }],
-  refine: ["K, refinements", { min: 0, max: 512, step: 1 }],
-  scg: ["w_scg, self-conditioning guidance", { min: 0, max: 100, step: "any" }],
-  ug: ["w_ug, unconditional guidance", { min: 0, max: 10, step: "any" }],
-  temperature: ["Temperature", { min: 0.05, max: 5, step: "any" }],
+  nfe: { min: 1, max: 2048, step: 1 },
+  refine: { min: 0, max: 512, step: 1 },
+  scg: { min: 0, max: 100, step: "any" },
+  ug: { min: 0, max: 10, step: "any" },
+  temperature: { min: 0.05, max: 5, step: "any" },
+};
+const PLAIN = {
+  model: ["Model", "It writes the text."],
+  prompt: ["Starts with", "It may stay empty."],
+  seed: ["Seed", "It draws the noise."],
+  nfe: ["Network calls", "More make finer steps."],
+};
+const EXPERT = {
+  preset: ["Preset", "Settings under one name, for every field that you leave empty."],
+  refine: ["Refinements", "How often each step is predicted again with the last prediction as a hint (K in the paper)."],
+  scg: ["Self-conditioning guidance", "How strongly a prediction follows that hint: 1 is plain, 0 is not at all (w_scg in the paper)."],
+  ug: ["Unconditional guidance", "How much farther each step goes than predicted: 0 is no farther (w_ug in the paper)."],
+  schedule: ["Strength over time", "Whether refinements and guidance are as strong in the noise as at the end (A) or weaker there (B, C)."],
+  temperature: ["Temperature", "Below 1 the text has fewer errors and less variety."],
+  grid: ["Grid", "Where in time the steps lie; closing goes on until every word is decided."],
 };
 export const weighted = (each) => each.convergeflow.flow && each.convergeflow.predictor !== "direct"; // the other has no weights to show
 const FIRST = { model: "stories-small", preset: "config-b", nfe: "128", grid: "closing", seed: "11" };
@@ -16,35 +32,38 @@ export class Controls {
     this.models = models;
     this.onchange = onchange;
     this.pins = new Map();
+    const offers = (list) => list.filter(weighted).map((each) => el("option", { value: each.id }, each.id));
+    const compared = offers(models.filter((each) => PAIR.includes(each.id)));
     this.fields = {
-      model: el("select", { name: "model" }, ...models.filter(weighted).map((each) => el("option", { value: each.id }, each.id))),
+      model: el("select", { name: "model" }, ...offers(models.filter((each) => !PAIR.includes(each.id))),
+        compared.length ? el("optgroup", { label: "For the comparison below, writes no stories" }, ...compared) : null),
       preset: el("select", { name: "preset" }),
       schedule: el("select", { name: "schedule" }, ...[["", "preset's"], ["A", "A, constant"], ["B", "B, milder in noise"], ["C", "C, weak in noise"]].map(([value, text]) => el("option", { value }, text))),
       grid: el("select", { name: "grid" }, ...["", "closing", "midpoint", "log-snr", "langflow"].map((name) => el("option", { value: name }, name || "preset's"))),
       seed: el("input", { type: "number", name: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 }),
-      prompt: el("input", { type: "text", name: "prompt", maxlength: 2000, placeholder: "none: a free sample" }),
+      prompt: el("input", { type: "text", name: "prompt", maxlength: 2000 }),
     };
-    for (const [name, [, limits]] of Object.entries(NUMBERS))
+    for (const [name, limits] of Object.entries(NUMBERS))
       this.fields[name] = el("input", { type: "number", name, ...limits, placeholder: "preset's" });
-    const titles = { model: "Model", preset: "Preset", schedule: "Strength over time", grid: "Grid", seed: "Seed", prompt: "Starts with",
-      ...Object.fromEntries(Object.entries(NUMBERS).map(([name, [title]]) => [name, title])) };
-    const order = ["model", "preset", "nfe", "refine", "scg", "ug", "schedule", "temperature", "grid", "seed", "prompt"];
+    const described = (words) => el("div", { class: "controls" }, ...Object.entries(words).map(([name, [title, why]]) => {
+      this.fields[name].setAttribute("aria-describedby", `why-${name}`);
+      return el("div", { class: `field ${name}` }, el("label", {}, title, this.fields[name]), el("small", { id: `why-${name}` }, why));
+    }));
     this.run = el("button", { type: "submit", id: "run" }, "Generate");
     this.stop = el("button", { type: "button", class: "plain", id: "stop", disabled: true, onclick: onstop }, "Stop");
     this.cost = el("output", { class: "reading", id: "cost" });
-    this.form = el("form", { class: "controls" },
-      ...order.map((name) => el("label", { class: `field ${name}` }, el("span", {}, titles[name]), this.fields[name])),
-      el("div", { class: "actions" }, this.run, this.stop, this.cost));
+    this.more = el("details", {}, el("summary", {}, "More controls"),
+      el("p", { class: "why" }, "Every control of the paper; an empty field takes the preset's value. The same seed is the same noise, so changing one control shows what that control does."), described(EXPERT));
+    this.form = el("form", {}, described(PLAIN), el("div", { class: "actions" }, this.run, this.stop, this.cost), this.more);
     this.form.addEventListener("submit", (event) => { event.preventDefault(); onrun(); });
     this.form.addEventListener("input", () => this.changed());
+    this.form.addEventListener("invalid", () => (this.more.open = true), true); // a folded field cannot show what is wrong with it
     this.fields.model.addEventListener("change", () => {
       this.pins.clear();
       for (const name of ["nfe", "grid"]) this.fields[name].value = ""; // with its own preset a model is as its makers meant it
       this.offer();
     });
-    this.node = panel("controls", "Controls",
-      "Every control of the paper and what a run costs; an empty field takes the preset's value. The same seed is the same noise, so changing one control shows what that control does.",
-      this.form);
+    this.node = panel("controls", "Controls", null, this.form);
     this.read();
   }
 
@@ -67,6 +86,8 @@ export class Controls {
     this.offer();
     this.pins.clear();
     for (const [name, field] of Object.entries(this.fields)) if (name !== "model") field.value = values[name] ?? "";
+    const usual = values.model === FIRST.model ? FIRST : {}; // nothing that a visitor would have to be shown
+    if (Object.keys(EXPERT).some((name) => values[name] && values[name] !== usual[name])) this.more.open = true;
     for (const pair of (values.pins ?? "").split(",").filter(Boolean)) {
       const [position, token] = pair.split(":").map(Number);
       if (Number.isInteger(position) && Number.isInteger(token)) this.pins.set(position, token);

@@ -21,12 +21,12 @@ function fill(node, attributes, children) {
 }
 
 export function panel(id, title, why, ...content) {
-  // A card: a heading, two sentences that explain it, and what it shows.
+  // A card: a heading, a sentence or two that explain it, and what it shows.
   return el(
     "section",
     { class: "panel", id, "aria-labelledby": `${id}-title` },
     el("h2", { id: `${id}-title` }, title),
-    el("p", { class: "why" }, why),
+    why && el("p", { class: "why" }, why),
     ...content,
   );
 }

@@ -1,12 +1,13 @@
 // Quality against variety of saved records, and where the present setting stands among them.
 import { el, panel, svg } from "./dom.js";
 
-const SIZE = { width: 560, height: 320, left: 52, right: 16, top: 14, bottom: 42 };
+const SIZE = { height: 320, left: 52, right: 16, top: 14, bottom: 42 };
 
 export class FrontierPanel {
   constructor(data) {
     this.data = data;
-    this.picture = svg("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, class: "chart", role: "img", "aria-label": "The frontier: nothing to show yet." });
+    this.picture = svg("svg", { height: SIZE.height, class: "chart", role: "img", "aria-label": "The frontier: nothing to show yet." });
+    new ResizeObserver(() => this.asked && this.show(...this.asked)).observe(this.picture); // in pixels: a stretched picture has tiny labels on a phone
     this.words = el("p", { class: "reading" });
     this.key = el("div", { class: "legend" });
     this.node = panel("frontier", "Quality against variety",
@@ -15,6 +16,8 @@ export class FrontierPanel {
   }
 
   show(model, settings) {
+    this.asked = [model, settings];
+    const { width } = this.picture.getBoundingClientRect();
     const corpus = ["sotu", "basic"].find((name) => model.includes(name)) || "stories";
     const { points, real } = this.data[corpus];
     const good = points.filter((point) => Number.isFinite(point.gen_ppl) && Number.isFinite(point.entropy));
@@ -22,15 +25,15 @@ export class FrontierPanel {
     const xs = good.map((point) => point.entropy).concat(real ? [real.entropy] : []).sort((a, b) => a - b);
     const [x0, x1] = [xs[Math.floor(0.03 * xs.length)] - 0.02, xs.at(-1) + 0.02];
     const [y0, y1] = [Math.min(...ys) * 0.9, Math.max(...ys) * 1.1];
-    const X = (value) => SIZE.left + ((Math.max(value, x0) - x0) / (x1 - x0)) * (SIZE.width - SIZE.left - SIZE.right);
+    const X = (value) => SIZE.left + ((Math.max(value, x0) - x0) / (x1 - x0)) * (width - SIZE.left - SIZE.right);
     const Y = (value) => SIZE.height - SIZE.bottom - (Math.log(value / y0) / Math.log(y1 / y0)) * (SIZE.height - SIZE.top - SIZE.bottom);
     this.picture.replaceChildren();
     for (const tick of [1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].filter((tick) => tick > y0 && tick < y1))
-      this.picture.append(svg("line", { x1: SIZE.left, x2: SIZE.width - SIZE.right, y1: Y(tick), y2: Y(tick), class: "grid" }),
+      this.picture.append(svg("line", { x1: SIZE.left, x2: width - SIZE.right, y1: Y(tick), y2: Y(tick), class: "grid" }),
         svg("text", { x: SIZE.left - 6, y: Y(tick) + 4, "text-anchor": "end" }, tick));
     for (const part of [0, 0.25, 0.5, 0.75, 1])
       this.picture.append(svg("text", { x: X(x0 + part * (x1 - x0)), y: SIZE.height - SIZE.bottom + 16, "text-anchor": "middle" }, (x0 + part * (x1 - x0)).toFixed(2)));
-    this.picture.append(svg("text", { x: SIZE.width / 2, y: SIZE.height - 6, "text-anchor": "middle" }, "entropy of the words (nats)"),
+    this.picture.append(svg("text", { x: width / 2, y: SIZE.height - 6, "text-anchor": "middle" }, "entropy of the words (nats)"),
       svg("text", { x: 12, y: SIZE.height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${SIZE.height / 2})` }, "Gen. PPL"));
     const kinds = { ours: "shipped models", flow: "ConvergeFlow, equal budgets", ar: "autoregressive", other: "other diffusion systems" };
     const kind = (point) => point.shipped ? "ours" : point.curve === "convergeflow" ? "flow" : point.curve === "ar" ? "ar" : "other";

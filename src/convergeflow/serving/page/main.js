@@ -115,6 +115,7 @@ async function begin() {
     new ComparePanel(models, wordsOf, seed).node, frontier.node, keep.node, new RacePanel(models, wordsOf, controls).node);
   window.addEventListener("hashchange", () => controls.read());
   await run();
+  viewer.opening();
 }
 
 begin().catch(complain);

@@ -13,15 +13,19 @@ export class RacePanel {
       model: method === "convergeflow" ? null : models.find((each) => each.convergeflow.method === method) }));
     const missing = this.runners.filter((runner) => runner.method !== "convergeflow" && !runner.model).map((runner) => runner.method);
     this.button = el("button", { type: "button", id: "run-race", onclick: () => this.run() }, "Start the race");
+    this.results = el("div", { hidden: true },
+      el("div", { class: "lanes three" }, ...this.runners.map((runner) => el("div", { class: "lane" }, el("h3", {}, runner.title), runner.text, runner.status))),
+      el("p", { class: "why" }, "Times are those of this server with all of them running at once."));
     this.node = panel("race", "A race on one budget",
-      "The same number of network calls for all, as far as a model can choose: the autoregressive one needs a call for every word. Times are those of this server with all of them running at once.",
+      "The same number of network calls for all, as far as a model can choose: the autoregressive one needs a call for every word.",
       el("div", { class: "actions" }, this.button),
       missing.length ? el("p", {}, `This server has no model of the kind ${missing.join(", ")}: start it with one to see it run.`) : null,
-      el("div", { class: "lanes three" }, ...this.runners.map((runner) => el("div", { class: "lane" }, el("h3", {}, runner.title), runner.text, runner.status))));
+      this.results);
   }
 
   async run() {
     this.button.disabled = true;
+    this.results.hidden = false;
     const body = this.controls.body();
     const calls = body.convergeflow.nfe ?? 64;
     await Promise.all(this.runners.map((runner) => {

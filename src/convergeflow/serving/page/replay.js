@@ -22,5 +22,4 @@ function open(number) {
 }
 
 open(0);
-viewer.go(0);
-viewer.player.play();
+viewer.opening();

@@ -69,9 +69,10 @@ export class Story {
     return this.words[token] ?? "\u2591";
   }
 
-  glued(position, token) {
-    // Whether the token stands without a space before it.
-    return !this.spaced || position === 0 || /^[.,;:!?)]$/.test(this.word(token));
+  parted(position, token) {
+    // Whether a space stands before the token.
+    const word = this.word(token);
+    return position > 0 && (this.spaced ? !/^[.,;:!?)]$/.test(word) : word.startsWith(" "));
   }
 
   get latest() {

@@ -19,17 +19,24 @@ export class TextPanel {
     this.story = story;
     this.state = state;
     while (this.buttons.length < state.tokens.length) this.add(this.buttons.length);
-    while (this.buttons.length > state.tokens.length) this.buttons.pop().remove();
+    while (this.buttons.length > state.tokens.length) {
+      const button = this.buttons.pop();
+      button.previousSibling.remove();
+      button.remove();
+    }
     state.tokens.forEach((token, position) => {
       const button = this.buttons[position];
       const weight = state.weight[position];
       const word = token === null || token === undefined ? "\u2591" : story.word(token);
-      if (button.textContent !== word) button.textContent = word;
+      // The space before a word is text of its own: a line that begins with the word has none.
+      const gap = story.parted(position, token) ? " " : "";
+      if (button.previousSibling.data !== gap) button.previousSibling.data = gap;
+      const bare = word.replace(/^ (?=.)/, "");
+      if (button.textContent !== bare) button.textContent = bare;
       button.style.opacity = weight === null ? 1 : 0.22 + 0.78 * weight;
       button.classList.toggle("changed", state.changed[position]);
       button.classList.toggle("sure", weight !== null && weight > 0.99);
       button.classList.toggle("known", story.known.has(position));
-      button.classList.toggle("glued", story.glued(position, token));
       button.classList.toggle("selected", position === this.selected);
       button.tabIndex = position === this.selected ? 0 : -1;
       const sure = weight === null ? "" : `, weight ${weight.toFixed(2)}`;
@@ -48,7 +55,7 @@ export class TextPanel {
       onblur: () => (this.tip.hidden = true),
     });
     this.buttons.push(button);
-    this.box.append(button);
+    this.box.append("", button);
   }
 
   select(position, quiet = false) {

@@ -19,7 +19,7 @@ export class Viewer {
     this.below = el("div", { class: "below" });
     this.node = el("div", { class: "viewer" },
       panel("text", "Text crystallising",
-        "Every word moves at once: the fainter a word, the smaller the largest weight at its position. Words that changed in this step are marked; point at a word, or reach it with Tab and the arrow keys, to see its five leading candidates.",
+        "The fainter a word, the smaller the largest weight at its position; words that changed in this step are marked. Point at a word, or reach it with Tab and the arrow keys, to see its five leading candidates.",
         this.text.node, this.player.node, this.below),
       panel("triangle", "The exact triangle",
         "The prediction at a position is a weighted mean of word embeddings, so its weights are its coordinates: three corners are the strongest words, the dot in the middle is all others. Choose a word above and watch its path run into a corner.",
@@ -58,6 +58,13 @@ export class Viewer {
   go(step) {
     this.index = Math.max(0, Math.min(step, this.story.length - 1));
     this.draw();
+  }
+
+  opening() {
+    // Play the first text once, unless its reader is elsewhere in it by now or wants no motion.
+    if (!this.story?.end || this.index < this.story.length - 1 || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+    this.go(0);
+    this.player.play();
   }
 
   choose(position) {
