@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from convergeflow.cli.main import build
 
@@ -52,6 +53,12 @@ def test_help_begins_with_a_whole_sentence(path: str) -> None:
     assert first and first[0].isupper() and first.rstrip().endswith(".")
     if path != "convergeflow":
         assert ALL[path].get_short_help_str(10) == " ".join(first.split()), "a list of commands cuts it"
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_placeholders_are_in_capitals(path: str) -> None:
+    usage = ALL[path].get_usage(typer.Context(ALL[path], info_name=path))
+    assert not re.search(r"[\[{][a-z_]+[\]}]|\[\[", usage), usage
 
 
 FLAGS = {

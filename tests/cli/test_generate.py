@@ -179,3 +179,19 @@ def test_the_folder_of_a_replay_is_made(tmp_path: Path, capsys: pytest.CaptureFi
     assert "<html" in (tmp_path / "new" / "x.html").read_text()
     assert main(["generate", "--num", "1", "--replay", str(tmp_path)]) == 2
     assert "is a folder: give the name of a file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody can write into /proc, root neither")
+@pytest.mark.parametrize("option", ["logits", "replay", "trace", "out"])
+def test_a_folder_that_takes_no_files_is_refused_before_the_work(
+    model: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convergeflow.zoo.load_model", lambda *_, **__: pytest.fail("work was done"))
+    assert main(["generate", "--model", model, "--nfe", "4", f"--{option}", "/proc/made"]) == 2
+    assert "cannot write into /proc" in capsys.readouterr().err
+
+
+def test_left_to_right_the_calls_are_those_that_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--model", "stories-ar", "--num", "1", "--length", "6")
+    told = capsys.readouterr().err
+    assert "NFE 6" in told and "6 network calls each" in told

@@ -136,6 +136,11 @@ def test_text_that_nobody_prepared_becomes_a_model_that_every_command_takes(
     assert "already holds a run" in capsys.readouterr().err
 
 
+def test_no_time_at_all_is_said_of_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(one_file(tmp_path)), *TINY, "--minutes", "1e-9", "--out", str(tmp_path / "run")]) == 2
+    assert "1e-09 minutes are too short" in capsys.readouterr().err
+
+
 def test_minutes_are_kept_by_the_clock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_log_perplexity_is_linear_between_the_neighbours() -> None:
 def test_a_point_at_the_data_s_entropy_is_its_own_answer() -> None:
     found = interpolate(points((3.0, 2.0), (3.3, 2.5)), 3.3)
     assert found.gen_ppl == pytest.approx(math.exp(2.5))
+
+
+def test_points_at_one_entropy_count_with_the_mean_of_their_logarithms() -> None:
+    """The value used to be one point's and the interval the other's: samples' entropies are kept to six digits."""
+    entropy = 2.0794415416798357
+    pair = [
+        replace(point, entropy_se=0.0, entropies=np.full(40, 2.079442))
+        for point in points((entropy, 1.0), (entropy, 3.0), spread=6.0, num=40)
+    ]
+    found = interpolate(pair, entropy)
+    assert found.gen_ppl == pytest.approx(math.exp(2.0)) and found.between == [0, 1]
+    assert found.interval_95 is not None and found.interval_95[0] < found.gen_ppl < found.interval_95[1]
+    # beside a third point they are one end of the line
+    further = points((2.0, 5.0), (2.5, 7.0), spread=6.0, num=40)[1]
+    halfway = interpolate([*pair, further], (entropy + 2.5) / 2)
+    assert halfway.gen_ppl == pytest.approx(math.exp((2.0 + 7.0) / 2)) and halfway.between == [1, 1]
 
 
 def test_nothing_is_claimed_beyond_the_points() -> None:

@@ -39,8 +39,10 @@ def compare_checkpoints(table_file: str, asked: CompareOptions, given: Set[str])
     for entry in study.table.entries:
         if entry.source is None:
             note(f"{entry.name}: left out, it has no hub name; give its file as `source` ({entry.remark})")
-    if _print_costs(study, asked.processes, asked.dry_run, asked.json):
+    if asked.dry_run:
+        _foretell(study, asked)
         return
+    _print_costs(study, asked.processes)
     if asked.processes == 1:
         _draw_here(study, 0, 1)
     else:
@@ -53,6 +55,32 @@ def compare_checkpoints(table_file: str, asked: CompareOptions, given: Set[str])
         print_json({name: summary[name] for name in ("title", "about", "rows", "left_out")})
         return
     print_table(checkpoint_page.COLUMNS, [checkpoint_page.cells(row) for row in summary["rows"]])
+
+
+def _foretell(study: CheckpointStudy, asked: CompareOptions) -> None:
+    """The costs of what is on this machine: a dry run fetches nothing."""
+    from convergeflow.systems.hub import without_network
+
+    with without_network():
+        study.table = replace(study.table, entries=[entry for entry in study.entries if _is_here(study, entry)])
+        if not study.entries:
+            raise UserError(
+                "none of the table's models is on this machine, and --dry-run fetches nothing: leave it out to fetch "
+                "them, or give their files as `source`"
+            )
+        _print_costs(study, asked.processes, as_json=asked.json)
+
+
+def _is_here(study: CheckpointStudy, entry: Entry) -> bool:
+    """Whether a model can be had without the network; says so if not."""
+    try:
+        study.folder(entry)
+    except UserError:
+        raise
+    except ConvergeFlowError:
+        note(f"{entry.name}: left out, {entry.source} is not on this machine, and --dry-run fetches nothing")
+        return False
+    return True
 
 
 def _part(part: str | None) -> tuple[int, int]:
@@ -107,15 +135,15 @@ def _fetch(entry: Entry, folder: Path) -> None:
         write_json(draft / ORIGIN, {"source": entry.source, "import": entry.project, **entry.how})
 
 
-def _print_costs(study: CheckpointStudy, processes: int, dry_run: bool, as_json: bool) -> bool:
-    """Say what it will take; true if that was all that was wanted."""
+def _print_costs(study: CheckpointStudy, processes: int, *, as_json: bool = False) -> None:
+    """Say what it will take."""
     from convergeflow.results.store import readable
 
     costs = study.costs()
     total = sum(cost.seconds for cost in costs) / processes
-    if dry_run and as_json:
+    if as_json:
         print_json({"seconds": total, "systems": [vars(cost) for cost in costs]})
-        return True
+        return
     for cost in costs:
         note(
             f"{cost.name:18} {cost.parameters:>12,} parameters, {cost.calls:,} network calls, about "
@@ -123,7 +151,6 @@ def _print_costs(study: CheckpointStudy, processes: int, dry_run: bool, as_json:
         )
     shared = f" in {processes} processes" if processes > 1 else ""
     note(f"together about {readable(total)}{shared}, without scoring; a stopped table goes on where it was")
-    return dry_run
 
 
 def _draw_here(study: CheckpointStudy, rank: int, world: int) -> None:

@@ -150,7 +150,7 @@ def compare(context: typer.Context, asked: CompareOptions) -> None:
     """
     from convergeflow.cli import checkpoints, compare_models, compare_systems
 
-    given = _given(context)
+    given = {name for name in context.params if options.was_typed(context, name)}
     if asked.checkpoints is not None:
         checkpoints.compare_checkpoints(asked.checkpoints, asked, given)
     elif asked.processes > 1 or asked.part is not None:
@@ -159,9 +159,3 @@ def compare(context: typer.Context, asked: CompareOptions) -> None:
         compare_models.compare_models(asked.models, asked, given)
     else:
         compare_systems.compare_systems(asked)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """The options that were typed."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

@@ -45,8 +45,7 @@ def distill(
     """
     overrides = list(words or ())
     teacher = overrides.pop(0) if overrides and "=" not in overrides[0] else None
-    if device is not None:
-        overrides.append(f"device={device}")
+    options.add_change(overrides, "device", "device", device)
     if teacher is None and not resume:
         raise UserError("name the teacher first, as in: convergeflow distill stories-small")
     if dry_run and resume:
@@ -58,15 +57,15 @@ def distill(
     from convergeflow.training import run
 
     config = None if teacher is None else configuration(teacher, recipe, overrides)
+    start = None if init_from is None else zoo.locate(init_from)
     if dry_run and config is not None:
-        foretell(config, _origins(config, recipe, overrides), build_student, json)
+        foretell(config, _origins(config, recipe, overrides), build_student, json, start=start)
         return
     out = out or Path("runs") / f"{Path(teacher or '').name or 'teacher'}-swift"
     if config is None or resume:
         config = run.saved_config(out, overrides, wanted=config)
     if config.distill is None:
         raise UserError(f"{out} is a run of `convergeflow train`: go on with that command")
-    start = None if init_from is None else zoo.locate(init_from)
     carry_out(config, out, "distill", json, resume=resume, init_from=start, build=build_student)
 
 

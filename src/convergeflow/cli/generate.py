@@ -80,10 +80,13 @@ class _Job:
         return with_marks(self.loaded, made, self.gaps)
 
     def in_words(self, model: str) -> str:
+        from convergeflow.systems.generation import calls_of
+
         settings, num = self.arguments.get("settings"), len(self.seeds)
         if settings is None or not self.plans:
             own = "".join(f", {name} {value}" for name, value in self.arguments.items() if name not in ("nfe", "clamp"))
-            return f"{model} ({self.loaded.method}): {num} samples, NFE {self.arguments['nfe']}{own}"
+            calls = calls_of(self.loaded, self.arguments["nfe"], self.length)
+            return f"{model} ({self.loaded.method}): {num} samples, NFE {calls}{own}"
         size = settings.block or self.loaded.config.block_length
         blocks = "" if size is None else f"{len(self.plans)} blocks of {size} x "
         return f"{model}: {num} samples, NFE {settings.nfe} = {blocks}{_in_words(self.plans[0], settings)}"
@@ -153,8 +156,11 @@ def generate(
     options.check_files(out, logits)
     if replay is not None:  # its folder is made, as that of `trace` is
         check_writable(replay)
+        options.check_room(replay.parent)
     if trace is not None and trace.exists() and not trace.is_dir():
         raise UserError(f"`trace` {trace} is a file: give the name of a folder")
+    if trace is not None:
+        options.check_room(trace)
     if gap is not None and infill is None:
         raise UserError("`gap` has no effect without `infill`")
     rank, world, wait = _processes()

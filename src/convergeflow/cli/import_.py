@@ -22,7 +22,9 @@ app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
 
 @app.command()
 def langflow(
-    source: Annotated[str, typer.Argument(help="A LangFlow checkpoint folder, or its hub name owner/name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A LangFlow checkpoint folder, or its hub name owner/name.")
+    ],
     out: Out,
     revision: import_peers.Revision = None,
     tokenizer: TokenizerName = None,
@@ -46,7 +48,7 @@ def langflow(
 
 @app.command()
 def convergeflow(
-    file: Annotated[Path, typer.Argument(help="A .pt file written by the paper's training code.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .pt file written by the paper's training code.")],
     out: Out,
     weights: Annotated[
         Literal["ema", "raw"],

@@ -13,7 +13,9 @@ from convergeflow.cli.console import note
 from convergeflow.cli.imported import Out, TokenizerName, give_tokenizer, refuse_existing, write
 from convergeflow.cli.options import Json, unfolded
 
-Source = Annotated[str, typer.Argument(help="A hub folder, a file, a run's folder, or a hub name owner/name.")]
+Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="A hub folder, a file, a run's folder, or a hub name owner/name.")
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
 
 

@@ -1,4 +1,4 @@
-"""`convergeflow inspect`: what a model, a corpus, a sample file or a record is."""
+"""`convergeflow inspect`: what a model or a record is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from convergeflow.markup import printable
 
 
 def inspect(
-    what: Annotated[str, typer.Argument(help="A shipped model, a checkpoint or run folder, or a record (JSON file).")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="A shipped model, a checkpoint or run folder, or a record (JSON file)."),
+    ],
     plot: Annotated[Path | None, typer.Option(help="Draw the learning curve of a training run to this PNG.")] = None,
     json: options.Json = False,
 ) -> None:

@@ -44,7 +44,7 @@ HOW_TO_SAMPLE = {
 
 
 def list_(
-    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")] = None,
     json: options.Json = False,
 ) -> None:
     """Name the models, methods, corpora, scorers, recipes, presets, grids, solvers, guidance schedules and experiments.

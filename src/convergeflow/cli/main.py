@@ -232,6 +232,10 @@ def _describe_failure(failure: BaseException) -> str:
 def _describe_unforeseen(failure: BaseException, words: Sequence[str], debug: bool) -> tuple[str, int]:
     """What nobody checked for, and its exit code: memory and lost processes have a reason that we can name."""
     said = _one_line(str(failure))
+    if isinstance(failure, UnicodeEncodeError):
+        strange = next((word for word in words if not _is_text(word)), None)
+        what = "a name or a text" if strange is None else repr(strange)
+        return f"{what} is not UTF-8: write the text in UTF-8, or rename the file (`convmv -f latin1 -t utf8`)", 2
     if lost_process(failure):
         return (
             "another process of this command ended or cannot be reached, so this one stops too; the other's last line "
@@ -244,6 +248,11 @@ def _describe_unforeseen(failure: BaseException, words: Sequence[str], debug: bo
         return f"too little memory: {fix} ({said[:160]})", 2
     more = "" if debug else " (run with --debug for the traceback)"
     return f"internal error: {_one_line(repr(failure))[:500]}{more}", 1
+
+
+def _is_text(word: str) -> bool:
+    """Whether the bytes of a word were UTF-8; others reach Python as halves of characters."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def _named(application: Any, words: Sequence[str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 import typing
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,7 +21,7 @@ MOST_DRAWS = 10_000
 
 MODEL = "A shipped model, a checkpoint folder or a training run."
 
-ModelArgument = Annotated[str | None, typer.Argument(help=MODEL)]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL)]
 Length = Annotated[int | None, typer.Option(min=1, help="Tokens per sample. [default: the model's own]")]
 Seed = Annotated[int, typer.Option(help="Seed of the first sample; the others follow.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Samples per network call. [default: what fits]")]
@@ -107,6 +108,21 @@ def unfolded(parameter: str, kind: type[Any]) -> Callable[[Callable[..., Any]], 
     return of
 
 
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, and is not there by default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def add_change(changes: list[str], option: str, key: str, value: str | None) -> None:
+    """An option that says the same as KEY=VALUE among the changes; both at once are refused."""
+    if value is None:
+        return
+    if any(change.partition("=")[0].strip() == key for change in changes):
+        raise UserError(f"`{option}` and {key}= say the same: give one of them")
+    changes.append(f"{key}={value}")
+
+
 def check_files(*files: Path | None) -> None:
     """Refuse files in folders that do not exist, and what is no plain file, before any work is done."""
     for file in files:
@@ -115,6 +131,16 @@ def check_files(*files: Path | None) -> None:
         if not file.parent.is_dir():
             raise UserError(f"the folder {file.parent} does not exist: make it first")
         check_writable(file)
+        check_room(file.parent)
+
+
+def check_room(folder: Path) -> None:
+    """Refuse a folder, there or to be made, in which nothing can be written, before any work is done."""
+    there = next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), folder)
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as refusal:
+        raise UserError(f"cannot write into {there} ({refusal.strerror or refusal}): choose another folder") from None
 
 
 def check_draws(bound: int) -> None:

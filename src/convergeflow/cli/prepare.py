@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from convergeflow.cli import options
+from convergeflow.data import CORPORA
+from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
     from convergeflow.data.corpus import Corpus
@@ -16,8 +19,18 @@ SHOWN = 20
 ENOUGH = 50
 """Held-out sequences below which their numbers are too noisy to go by."""
 
+FOR = {
+    **dict.fromkeys(("seed", "blocks", "heldout_blocks"), ("stories",)),
+    **dict.fromkeys(("dataset_config", "dataset_split"), ("a dataset of the hub",)),
+    "text_field": ("files", "a dataset of the hub"),
+    "heldout_share": ("files", "a dataset of the hub", "flat token files"),
+    "documents": ("files", "a dataset of the hub", "a named corpus"),
+}
+"""Options that not every kind of source has, and the kinds that do."""
+
 
 def prepare(
+    context: typer.Context,
     source: Annotated[
         list[str] | None,
         typer.Argument(
@@ -65,14 +78,19 @@ def prepare(
       convergeflow prepare my-texts/ notes.jsonl --tokenizer bpe --vocabulary 4096 --out corpus/
     """
     given = dict(locals())  # all options but these are the settings of the same name
-    del given["source"], given["json"]
+    del given["context"], given["source"], given["json"]
     import textwrap
 
     from convergeflow.cli import console
     from convergeflow.data.prepare import prepare as run
 
+    names = source or ["stories"]
+    kind = _kind(names)
+    for name, kinds in FOR.items():
+        if options.was_typed(context, name) and kind not in kinds:
+            raise UserError(f"`{name}` has no effect on {kind}: it is for {', '.join(kinds)}; leave it out")
     with console.stages() as report:
-        corpus = run(source or ["stories"], progress=report, **given)
+        corpus = run(names, progress=report, **given)
     say_what_was_read(corpus)
     splits = corpus.manifest["splits"]
     if json:
@@ -85,6 +103,21 @@ def prepare(
     print(f"vocabulary   {corpus.vocabulary} ({corpus.manifest['tokenizer']['kind']})")
     print(f"unigram      {corpus.unigram_entropy:.4f} nats")
     print(f"fingerprint  {corpus.fingerprint}")
+
+
+def _kind(names: list[str]) -> str:
+    """What is prepared, as `FOR` calls it."""
+    from convergeflow.data.flat import find_flat
+
+    if names == ["stories"]:
+        return "stories"
+    if len(names) == 1 and (Path(names[0]) / "manifest.json").is_file():
+        return "a prepared corpus"
+    if find_flat([Path(name) for name in names]):
+        return "flat token files"
+    if len(names) == 1 and (names[0] in CORPORA or names[0].startswith("hf:")):
+        return "a named corpus" if names[0] in CORPORA else "a dataset of the hub"
+    return "files"
 
 
 def say_what_was_read(corpus: Corpus) -> None:

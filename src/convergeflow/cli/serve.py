@@ -20,7 +20,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def serve(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Shipped models, checkpoint folders, runs. [default: all shipped]"),
+        typer.Argument(metavar="MODEL", help="Shipped models, checkpoint folders, runs. [default: all shipped]"),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but this machine's own (loopback) needs --token.")

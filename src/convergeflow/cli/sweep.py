@@ -12,7 +12,7 @@ import typer
 from convergeflow.cli import options
 from convergeflow.cli.console import command_line, note, print_json, progress
 from convergeflow.cli.sampling_options import SamplingOptions, parse_knobs, sample_arguments, takes_sampling_options
-from convergeflow.errors import unknown_name
+from convergeflow.errors import UserError, unknown_name
 from convergeflow.markup import printable
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def _arguments(
     for control in named:
         if control not in own and control not in ours:
             raise unknown_name("control", control, {*own, "nfe"} if loaded.as_flow() is None else {*own, *ours})
+        if control in knobs or control in sampling.given():
+            option = "set" if control in knobs else control
+            raise UserError(f"{control} varies in this sweep, so `{option}` has no effect on it: leave that out")
     knobs = {**knobs, **{control: value for control, value in named.items() if control in own}}
     sampling = replace(sampling, **{control: value for control, value in named.items() if control not in own})
     return sample_arguments(loaded, sampling, knobs)

@@ -73,8 +73,8 @@ def train(
     """
     began = time.monotonic()
     named, sources, overrides = _sorted(words or ())
-    overrides += [] if method is None else [f"model.method={method}"]
-    overrides += [] if device is None else [f"device={device}"]
+    options.add_change(overrides, "method", "model.method", method)
+    options.add_change(overrides, "device", "device", device)
     _refuse_contradictions(minutes, steps, resume, dry_run)
     if steps is not None and resume and named is None:
         raise UserError("--steps plans a new run; to go on for longer change the last stage, as in stages.1.steps=900")
@@ -87,7 +87,7 @@ def train(
         place = None if resume or dry_run else folder
         config, given, planned = _configured(recipe, sources, overrides, minutes, steps, start, began, place)
         if dry_run:
-            _dry_run(config, given, planned, json)
+            _dry_run(config, given, planned, start, json)
             return
     end = float("inf") if minutes is None or planned is None else began + 60 * minutes - planned.closing_seconds()
     from convergeflow.training import run
@@ -263,18 +263,24 @@ def _report(outcome: TrainingEnd, out: Path, command: str, planned: RunPlan | No
     console.print_json(result) if as_json else print(line)
 
 
-def _dry_run(config: RunConfig, given: Origins, planned: RunPlan | None, as_json: bool) -> None:
+def _dry_run(config: RunConfig, given: Origins, planned: RunPlan | None, start: Path | None, as_json: bool) -> None:
     from convergeflow.training import config as configuration
     from convergeflow.training.build import build_model
 
     choices = [] if planned is None else planned.choices
-    foretell(config, configuration.origins(config, given), build_model, as_json, choices)
+    foretell(config, configuration.origins(config, given), build_model, as_json, choices, start)
 
 
 def foretell(
-    config: RunConfig, table: list[tuple[str, Any, str]], build: Build, as_json: bool, choices: Sequence[Decision] = ()
+    config: RunConfig,
+    table: list[tuple[str, Any, str]],
+    build: Build,
+    as_json: bool,
+    choices: Sequence[Decision] = (),
+    start: Path | None = None,
 ) -> None:
     """Print the configuration with its origins, and the size, memory and time of the run."""
+    from convergeflow.training import run
     from convergeflow.training.build import open_corpus
     from convergeflow.training.estimate import check_memory, estimate
 
@@ -282,8 +288,14 @@ def foretell(
     # A corpus of the package need not be here; the user's own is opened, so that what a run refuses is refused now.
     corpus = config.corpus
     own = corpus.paths or (Path(corpus.name) / MANIFEST).is_file()
-    vocabulary = (None if own else corpus.vocabulary) or open_corpus(config).vocabulary
-    cost = estimate(config, build(config, vocabulary), vocabulary)
+    opened, vocabulary = None, None if own or start is not None else corpus.vocabulary
+    if vocabulary is None:
+        opened = open_corpus(config)
+        vocabulary = opened.vocabulary
+    model = build(config, vocabulary)
+    if start is not None and opened is not None:
+        run.start_from(start, model, opened, config, run.Reporter(note=console.note))
+    cost = estimate(config, model, vocabulary)
     if as_json:
         told = {"config": config.to_dict(), "vocabulary": vocabulary, "estimate": asdict(cost)}
         console.print_json({**told, "choices": [choice._asdict() for choice in choices]})

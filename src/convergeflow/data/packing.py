@@ -220,8 +220,8 @@ class Unfinished:
             self.note()
         if self.done["train"] < length or self.done["heldout"] < length:
             raise UserError(
-                f"too little text: {self.num_tokens} tokens do not fill two sequences of {length}; add text or use a "
-                "smaller `length`"
+                f"too little text: {self.done['train']} tokens to train on and {self.done['heldout']} held out do not "
+                f"fill a sequence of {length} each; add text or use a smaller `length`"
             )
 
     def seal(self, manifest: dict[str, Any], report: Progress) -> None:

@@ -182,7 +182,7 @@ def _check_place(folder: Path, overwrite: bool) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not overwrite:
-        raise UserError(f"{folder} exists and is not this corpus; choose another folder or allow overwriting it")
+        raise UserError(f"{folder} exists and is not this corpus; choose another folder or add `overwrite`")
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     foreign = sorted(name for name in files - OWN_FILES if not name.startswith(DRAFT))
     if not {"manifest.json", "train.bin"} <= files or foreign:

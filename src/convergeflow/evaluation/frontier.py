@@ -22,6 +22,9 @@ SAME = 2.0
 NEAR = 0.05
 """Nats: an end of a frontier this close to the data's entropy is at it. The paper's own table compares systems at
 entropies 0.04 nat apart as matched."""
+ONE = 1e-5
+"""Nats: points no further apart in entropy are at one entropy, where the mean of their log Gen. PPL counts. Records
+keep a sample's entropy to six digits, so a line between such points would follow the rounding."""
 HOW = (
     "points are off the frontier if another has a lower Gen. PPL beyond two standard errors and no less entropy within "
     "two; log Gen. PPL is interpolated linearly in entropy between the two points of the frontier that enclose "
@@ -125,7 +128,9 @@ def interpolate(
     ordered = undominated(points)
     if not ordered:
         return Crossing("no point has a finite Gen. PPL")
-    lowest, highest = ordered[0].entropy, ordered[-1].entropy
+    groups = _at_one_entropy(ordered)
+    entropies = _means([point.entropy for point in ordered], groups)
+    lowest, highest = entropies[0], entropies[-1]
     nearest = ordered[0] if entropy < lowest else ordered[-1]
     outside = not lowest <= entropy <= highest
     gap, noise = nearest.entropy - entropy if outside else 0.0, _noise(nearest.entropy_se, entropy_se)
@@ -136,11 +141,11 @@ def interpolate(
         return Crossing(
             f"stays {where} the data's entropy {entropy:.3f} ({covered}): no Gen. PPL can be read off there"
         )
-    above = next((i for i, point in enumerate(ordered) if point.entropy >= entropy), len(ordered) - 1)
-    left, right = (nearest, nearest) if outside else (ordered[max(above - 1, 0)], ordered[above])
-    known = [point.entropy for point in ordered], [math.log(point.gen_ppl) for point in ordered]
-    value = float(np.interp(entropy, *known))
-    draws = _bootstrap(ordered, entropy, entropy_se, bootstraps)
+    above = next((i for i, found in enumerate(entropies) if found >= entropy), len(groups) - 1)
+    enclosing = ordered[groups[max(above - 1, 0)].start], ordered[groups[above].stop - 1]
+    left, right = (nearest, nearest) if outside else enclosing
+    value = float(np.interp(entropy, entropies, _means([math.log(point.gen_ppl) for point in ordered], groups)))
+    draws = _bootstrap(ordered, groups, entropy, entropy_se, bootstraps)
     gen_ppl, se = math.exp(value), math.exp(value) * float(draws.std(ddof=1))
     low, high = (math.exp(q) for q in np.quantile(draws, [0.025, 0.975]))
     place = f"between {left.value} and {right.value}"
@@ -151,7 +156,22 @@ def interpolate(
     return Crossing(says, gen_ppl, se, [low, high], [left.value, right.value], gap, abs(gap) <= noise)
 
 
-def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: float, times: int) -> Floats:
+def _at_one_entropy(ordered: Sequence[FrontierPoint]) -> list[slice]:
+    """Runs of points in the order of their entropy that differ by no more than `ONE` from the first of the run."""
+    starts = [0]
+    for i, point in enumerate(ordered):
+        if point.entropy - ordered[starts[-1]].entropy > ONE:
+            starts.append(i)
+    return [slice(first, last) for first, last in zip(starts, [*starts[1:], len(ordered)], strict=True)]
+
+
+def _means(values: Sequence[float], groups: Sequence[slice]) -> list[float]:
+    return [float(np.mean(values[group])) for group in groups]
+
+
+def _bootstrap(
+    points: Sequence[FrontierPoint], groups: Sequence[slice], entropy: float, entropy_se: float, times: int
+) -> Floats:
     """log Gen. PPL at the data's entropy in resamples of the whole curve, [times].
 
     A resample may leave the data's entropy just outside its outermost points; then the nearest of them counts.
@@ -166,7 +186,10 @@ def _bootstrap(points: Sequence[FrontierPoint], entropy: float, entropy_se: floa
         if key not in together:
             together[key] = rng.integers(0, num, (times, num))
         drawn.append(point.resampled(together[key]))
-    entropies, values = (np.stack([pair[side] for pair in drawn], axis=1) for side in (0, 1))
+    entropies, values = (
+        np.stack([np.mean([pair[side] for pair in drawn[group]], axis=0) for group in groups], axis=1)
+        for side in (0, 1)
+    )
     found = np.empty(times)
     for b in range(times):
         order = np.argsort(entropies[b], kind="stable")

@@ -31,6 +31,7 @@ from convergeflow.evaluation.exact import EPS
 from convergeflow.evaluation.generative import Scored
 from convergeflow.files import cache_folder, replacing_folder
 from convergeflow.plugins import Registry
+from convergeflow.systems.hub import asked_once
 
 END_OF_TEXT = "<|endoftext|>"
 LOGITS_BYTES = 1 << 28
@@ -278,9 +279,10 @@ def _loaded(name: str, where: str | Path, device: str, batch: int | None, weight
 
     from convergeflow.device import choose_device
 
+    how = asked_once(str(where))
     with _without_bars():
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(where)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **how)
+        tokenizer = AutoTokenizer.from_pretrained(where, **how)
     start, end = _special_ids(tokenizer, name)
     weights = weights or _weights_hash(model)
     model.to(choose_device(device).device)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.files import check_type, read_json
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
+from convergeflow.systems.hub import asked_once
 from convergeflow.systems.protocol import check_sizes, listing, misfits, read_tensors
 
 CUTOFF = 1e-5
@@ -111,8 +112,10 @@ def _locate(source: str, revision: str | None) -> tuple[Path, Path]:
     from huggingface_hub import hf_hub_download
 
     try:
+        how = asked_once(source, revision)
         config_file, weights_file = (
-            Path(hf_hub_download(source, name, revision=revision)) for name in ("config.json", "model.safetensors")
+            Path(hf_hub_download(source, name, revision=revision, **how))
+            for name in ("config.json", "model.safetensors")
         )
     # The hub client raises its own, httpx's and operating system errors; to the user they are one thing.
     except Exception as error:

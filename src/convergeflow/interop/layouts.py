@@ -26,6 +26,7 @@ from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.files import read_json, read_yaml
 from convergeflow.interop.plain_pickle import SetAside
 from convergeflow.interop.torch_file import plain_values, read_torch_file
+from convergeflow.systems.hub import asked_once
 from convergeflow.systems.protocol import read_tensors
 
 Tensors = dict[str, Tensor]
@@ -89,7 +90,8 @@ def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        how = asked_once(name, revision)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, **how))
     # The hub client raises its own, httpx's and operating system errors; to the user they are one thing.
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]

@@ -24,6 +24,7 @@ from convergeflow.results import record, sample_file
 from convergeflow.results.draw import Measurer, draw, origin
 from convergeflow.results.store import digest
 from convergeflow.sampling.plan import preset_for
+from convergeflow.systems.generation import calls_of
 from convergeflow.systems.protocol import LanguageModel
 
 PIECE = 32
@@ -217,10 +218,8 @@ class CheckpointStudy:
         return found
 
     def _calls(self, model: LanguageModel, options: Mapping[str, Any]) -> int:
-        """One call a token for models that write from left to right, whatever the setting says."""
-        if "cache" in model.controls:
-            return self.table.length
-        return int(options["settings"].nfe if "settings" in options else options.get("nfe", 64))
+        nfe = options["settings"].nfe if "settings" in options else options.get("nfe", 64)
+        return calls_of(model, int(nfe), self.table.length)
 
     def _trial(self, model: LanguageModel) -> dict[str, Any]:
         flow = model.as_flow()

@@ -22,6 +22,7 @@ from convergeflow.results import pages
 from convergeflow.results.draw import Measurer, origin
 from convergeflow.results.record import frontier_of
 from convergeflow.studies.systems import Setting, frontier
+from convergeflow.systems.generation import calls_of
 from convergeflow.systems.protocol import LanguageModel
 
 LEAST = 0.02
@@ -95,8 +96,7 @@ def seconds(models: Mapping[str, LanguageModel], nfe: int, num: int, length: int
         began = time.perf_counter()
         drawn = model.sample(TRIAL, length, seeds=range(TRIAL), nfe=TRIAL_CALLS)
         per_call = (time.perf_counter() - began) / TRIAL / drawn.nfe
-        calls = length if "cache" in model.controls else nfe  # one call a token from left to right
-        found[name] = per_call * calls * num * len(settings_of(model, nfe))
+        found[name] = per_call * calls_of(model, nfe, length) * num * len(settings_of(model, nfe))
     return found
 
 

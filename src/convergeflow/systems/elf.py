@@ -23,6 +23,7 @@ from convergeflow.model.small_scale import open_gates
 from convergeflow.model.views import WHOLE
 from convergeflow.objective.losses import Loss
 from convergeflow.randomness import RowDraws
+from convergeflow.systems.hub import asked_once
 from convergeflow.systems.protocol import Stage
 from convergeflow.systems.rival import Rival, RivalConfig, Run, Table, token_losses, trunk, words_before, zero_linear
 
@@ -85,7 +86,7 @@ class T5Encoder:
             from transformers import T5EncoderModel
 
             try:
-                self._model = T5EncoderModel.from_pretrained(name).eval().requires_grad_(False)
+                self._model = T5EncoderModel.from_pretrained(name, **asked_once(name)).eval().requires_grad_(False)
             except OSError as failure:
                 raise ConvergeFlowError(
                     f"cannot load the encoder {name!r} ({str(failure).splitlines()[0]}); give a local folder as "

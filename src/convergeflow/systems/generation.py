@@ -28,6 +28,11 @@ def longest(model: LanguageModel) -> int:
     return LONGER * int(model.config.length)
 
 
+def calls_of(model: LanguageModel, nfe: int, length: int) -> int:
+    """Network calls of a sample for which `nfe` were asked: one a token where a model writes from left to right."""
+    return length if "cache" in model.controls else nfe
+
+
 def check_length(model: LanguageModel, length: int) -> None:
     """Refuse a length far beyond what the model has learned."""
     if length > longest(model):

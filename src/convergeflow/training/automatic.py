@@ -31,6 +31,8 @@ RECIPE = "own-text"
 DEFAULT_MINUTES = 10.0
 BYTES_PER_MINUTE = 4e6
 """Text that is prepared for each minute of the run: several times what so many steps can read on a CPU."""
+LEAST_BYTES = 1 << 16
+"""Text that is prepared however short the time: what cannot be done in it is said later, of a text that was read."""
 SIZES_BY_STEPS: tuple[tuple[int, dict[str, int]], ...] = (
     (6000, {"width": 192, "depth": 6, "heads": 6}),
     (2000, {"width": 128, "depth": 6, "heads": 4}),
@@ -174,7 +176,7 @@ def _corpus(
     found = look([Path(source) for source in sources])
     if init_from is not None:
         given = _like_checkpoint(init_from, found, given, decide)
-    most = BYTES_PER_MINUTE * minutes if minutes is not None else float("inf")
+    most = max(LEAST_BYTES, BYTES_PER_MINUTE * minutes) if minutes is not None else float("inf")
     how, choices = settings(found, given, most)
     for choice in choices:
         decide(*choice)

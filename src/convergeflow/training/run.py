@@ -164,7 +164,7 @@ def refuse_other_files(out: Path) -> None:
             raise UserError(f"{out} has a {name} and no {RUN_FILE}, so it is no run of ours: choose another `out`")
 
 
-def _start_from(folder: Path, model: LanguageModel, corpus: Corpus, config: RunConfig, reporter: Reporter) -> None:
+def start_from(folder: Path, model: LanguageModel, corpus: Corpus, config: RunConfig, reporter: Reporter) -> None:
     """Take over the weights of a checkpoint, with a new vocabulary if the corpus has another one."""
     new = load_weights(model, folder, corpus.tokenizer)
     if new is None:
@@ -203,7 +203,7 @@ def _train(
     model = build(config, corpus.vocabulary)
     introduce(model, corpus, config)
     if init_from is not None:
-        _start_from(init_from, model, corpus, config, reporter)
+        start_from(init_from, model, corpus, config, reporter)
     trainer = Trainer(config, model, corpus, out, accelerator=accelerator, reporter=None if quiet else reporter)
     if accelerator.is_main_process:
         files.write_json(out / RUN_FILE, config.to_dict())
