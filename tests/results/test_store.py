@@ -89,7 +89,7 @@ def test_a_record_with_its_own_key_answers_that_key_alone(tmp_path: Path) -> Non
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-@pytest.mark.parametrize("report", ["reproduction", "reproduction-basic"])
+@pytest.mark.parametrize("report", ["reproduction", "reproduction-basic", "reproduction-basic-gentle"])
 def test_committed_points_are_found_by_their_keys(report: str) -> None:
     """Nothing that is measured and committed may be measured again."""
     listed = sorted((RESULTS / report / "records").glob("*/*.json"))
@@ -104,9 +104,12 @@ def test_committed_points_are_found_by_their_keys(report: str) -> None:
         assert found == record, path
 
 
-@pytest.mark.parametrize("corpus", ["stories", "sotu"])
-def test_committed_comparisons_are_found_by_their_keys(corpus: str) -> None:
-    folder = RESULTS / f"comparison-{corpus}"
+@pytest.mark.parametrize(
+    ("comparison", "points"),
+    [("stories", 60), ("sotu", 60), *((f"basic/steps-{steps}", 12) for steps in (125, 250, 500, 1000))],
+)
+def test_committed_comparisons_are_found_by_their_keys(comparison: str, points: int) -> None:
+    folder = RESULTS / f"comparison-{comparison}"
     found = 0
     for path in sorted((folder / "records").glob("*-nfe*-*.json")):
         record = json.loads(path.read_text())
@@ -115,7 +118,7 @@ def test_committed_comparisons_are_found_by_their_keys(corpus: str) -> None:
             assert name == path.stem
             assert Store(folder).find(name, record["key"]) == record
             found += 1
-    assert found >= 60
+    assert found >= points
 
 
 def test_time_left_follows_the_pace() -> None:

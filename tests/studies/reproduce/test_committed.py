@@ -19,8 +19,9 @@ from convergeflow.studies.reproduce.verdict import Verdict
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
-FOLDERS = {"embedded": "reproduction", "basic": "reproduction-basic"}
+FOLDERS = {"embedded": "reproduction", "basic": "reproduction-basic", "basic-gentle": "reproduction-basic-gentle"}
 """The report of each scale."""
+NATURAL = ("basic", "basic-gentle")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Copies of the reports by scale, each with what lies beside it."""
     results = tmp_path_factory.mktemp("committed")
     folders = {scale: results / name for scale, name in FOLDERS.items()}
-    for name in (*FOLDERS.values(), "comparison-stories"):
+    for name in (*FOLDERS.values(), "comparison-stories", "comparison-basic"):
         shutil.copytree(RESULTS / name, results / name)
     shutil.copytree(RESULTS / "stories-swift", folders["embedded"], dirs_exist_ok=True)
     return folders
@@ -38,7 +39,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("scale", "name"),
     [
         *(("embedded", name) for name in experiments()),
-        *(("basic", name) for name in scale_by_name("basic").experiments),
+        *((scale, name) for scale in NATURAL for name in scale_by_name(scale).experiments),
     ],
 )
 def test_nothing_is_measured_again_and_the_verdicts_stand(
