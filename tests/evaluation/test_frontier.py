@@ -77,9 +77,9 @@ def test_points_at_one_entropy_count_with_the_mean_of_their_logarithms() -> None
     assert found.gen_ppl == pytest.approx(math.exp(2.0)) and found.between == [0, 1]
     assert found.interval_95 is not None and found.interval_95[0] < found.gen_ppl < found.interval_95[1]
     # beside a third point they are one end of the line
-    further = points((2.0, 5.0), (2.5, 7.0), spread=6.0, num=40)[1]
+    further = replace(points((2.5, 7.0), spread=6.0, num=40)[0], value=2, entropy_se=0.0)
     halfway = interpolate([*pair, further], (entropy + 2.5) / 2)
-    assert halfway.gen_ppl == pytest.approx(math.exp((2.0 + 7.0) / 2)) and halfway.between == [1, 1]
+    assert halfway.gen_ppl == pytest.approx(math.exp((2.0 + 7.0) / 2)) and halfway.between == [0, 2]
 
 
 def test_nothing_is_claimed_beyond_the_points() -> None:

@@ -25,7 +25,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def __getattr__(self, name: str) -> Any:
             def attempt(method: str, url: str = "", **_: Any) -> Any:
-                if "agent-harnesses" not in url:  # the client has a question of its own
+                if "agent-harnesses" not in url + method:  # the client has a question of its own
                     made.append(url or method)
                 raise OSError("no such host")
 
