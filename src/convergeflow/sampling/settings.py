@@ -119,7 +119,7 @@ PRESETS: dict[str, Settings] = {
     "config-c": Settings(controls=Controls.configuration("C", refine=100, scg=30.0)),
     "langflow": Settings(nfe=64, self_condition="previous", grid="langflow"),
     "sharp": Settings(controls=Controls.configuration("A", refine=8, scg=2.5), temperature=0.3),
-    "clear": Settings(controls=CONFIG_B, solver="multistep", base_temperature=0.87),
+    "clear": Settings(128, Controls(25, 8.0, 2.0, "B", "B", "C"), solver="multistep", temperature=0.92),
     "swift": Settings(nfe=8, grid="early", self_condition="previous", temperature=0.5),
     "words": Settings(nfe=127, self_condition="none", solver="kernel", base_temperature=0.92, block=1),
 }
