@@ -78,15 +78,15 @@ def evaluate(
     options.check_draws(bound)
     loaded: LanguageModel | None = None
     if samples is not None:
-        made = {"length": length, "batch": batch, "seed": seed or None, "set": knobs, "keep": keep}
-        _refuse_unused(sampling, {**made, "weights": None if weights == "ema" else weights}, bound)
+        made = {"length": length, "batch": batch, "seed": seed, "set": knobs, "keep": keep, "weights": weights != "ema"}
+        _refuse_unused(sampling, made, bound)
         drawn = room.read_drawn(samples, num, model)
     else:
         name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
         loaded = zoo.load_model(name, average=weights == "ema", device=device)
-        settings = sample_arguments(loaded, sampling, parse_knobs(knobs), length or loaded.config.length)
-        about = room.origin(name, loaded, average=weights == "ema")
         tokens = length or loaded.config.length
+        settings = sample_arguments(loaded, sampling, parse_knobs(knobs), tokens)
+        about = room.origin(name, loaded, average=weights == "ema")
         note(f"{len(seeds)} samples of {tokens} tokens are drawn, then scored beside real text")
         with progress("sampling", len(seeds)) as bar:
             drawn = room.draw(

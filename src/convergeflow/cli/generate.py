@@ -153,14 +153,7 @@ def generate(
     from convergeflow.results.cost import check_request
     from convergeflow.systems.generation import outlined
 
-    options.check_files(out, logits)
-    if replay is not None:  # its folder is made, as that of `trace` is
-        check_writable(replay)
-        options.check_room(replay.parent)
-    if trace is not None and trace.exists() and not trace.is_dir():
-        raise UserError(f"`trace` {trace} is a file: give the name of a folder")
-    if trace is not None:
-        options.check_room(trace)
+    _check_places(out, logits, replay, trace)
     if gap is not None and infill is None:
         raise UserError("`gap` has no effect without `infill`")
     rank, world, wait = _processes()
@@ -189,6 +182,18 @@ def generate(
         _stream(job, out, rank, world, wait)
     else:
         _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
+
+
+def _check_places(out: Path | None, logits: Path | None, replay: Path | None, trace: Path | None) -> None:
+    """Refuse, before any work is done, to write where nothing can be written."""
+    options.check_files(out, logits)
+    if replay is not None:  # its folder is made, as that of `trace` is
+        check_writable(replay)
+        options.check_room(replay.parent)
+    if trace is not None:
+        if trace.exists() and not trace.is_dir():
+            raise UserError(f"`trace` {trace} is a file: give the name of a folder")
+        options.check_room(trace)
 
 
 def _own_preset(job: _Job, sampling: SamplingOptions) -> str:

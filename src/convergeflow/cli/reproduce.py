@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from convergeflow.cli import options
+from convergeflow.cli import console, options
+from convergeflow.errors import UserError
+
+if TYPE_CHECKING:
+    from convergeflow.results.store import Store
 
 
 def reproduce(
@@ -49,9 +53,6 @@ def reproduce(
       convergeflow reproduce all --scale embedded --out results --judge
       convergeflow reproduce all --scale basic --dry-run
     """
-    from convergeflow.cli import console
-    from convergeflow.errors import UserError
-    from convergeflow.results.claims import Claims
     from convergeflow.results.store import Store, readable
     from convergeflow.studies.reproduce.registry import experiments, experiments_of
     from convergeflow.studies.reproduce.scale import SCALES, scale_by_name
@@ -89,10 +90,7 @@ def reproduce(
         rows = [[each.name, f"{each.missing} of {each.points}", readable(each.seconds)] for each in planned]
         console.print_table(("experiment", "points missing", "time"), rows)
         return
-    if judge and not Path(out).is_dir():
-        raise UserError(f"there is no folder {out} to judge by: give --out the folder of a run of `reproduce`")
-    claims = None if judge else Claims(Path(out) / "claims")
-    store = Store(out, note=console.note, claims=claims, measuring=not judge)
+    store = _store(Path(out), judge)
     # Some experiments get a page of their own: the report of all must survive it.
     page = "report" if "all" in names else "-".join(each.name for each in chosen)
     finished = report.reproduce(chosen, store, sizes, page=page)
@@ -110,3 +108,13 @@ def reproduce(
         ],
     )
     print(f"report: {store.folder / page}.html")
+
+
+def _store(folder: Path, judge: bool) -> Store:
+    """The folder of records; who judges alone measures nothing in it and claims nothing."""
+    from convergeflow.results.claims import Claims
+    from convergeflow.results.store import Store
+
+    if judge and not folder.is_dir():
+        raise UserError(f"there is no folder {folder} to judge by: give --out the folder of a run of `reproduce`")
+    return Store(folder, note=console.note, claims=None if judge else Claims(folder / "claims"), measuring=not judge)

@@ -28,8 +28,7 @@ FEW_DOCUMENTS = 20
 """Below this many documents whole ones cannot be spared, and the end of each is held out instead."""
 LOOKED_AT = 1 << 16
 """Bytes at the beginning of a file that tell whether it is text."""
-_HALF = re.compile("[\ud800-\udfff]")
-"""JSON can write one half of a character that takes two; no text has that."""
+_HALF = re.compile("[\ud800-\udfff]")  # of a character that takes two: JSON can write it, no text has it
 
 HELD_OUT_SPEECHES = (
     "1796-Washington-1.txt",
@@ -294,9 +293,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
             raise UserError(f"no such file: {path}")
         elif not path.is_file():
             raise UserError(f"{path} is a pipe or a device, not a file; save the text in a file first")
-        elif "UTF-16" in (reason := _not_text(path) or ""):
-            raise UserError(f"{path} is {reason}")
-        elif "binary" in reason:
+        elif "binary" in (reason := _not_text(path) or "") or "UTF-16" in reason:
             raise UserError(f"{path} is not text ({reason}); convert it to plain text first")
         else:
             files.append(path)
