@@ -154,8 +154,7 @@ def generate(
     from convergeflow.systems.generation import outlined
 
     _check_places(out, logits, replay, trace)
-    if gap is not None and infill is None:
-        raise UserError("`gap` has no effect without `infill`")
+    gap = _gap(gap, infill)
     rank, world, wait = _processes()
     streams = out is not None and trace is None and replay is None and logits is None and not json
     if world > 1 and not streams:
@@ -167,7 +166,7 @@ def generate(
     if noise is not None:
         start, mark = _read_noise(noise)
         num, length, name = start.shape[0], int(start.shape[1]), f"{name}+noise:{mark}"
-    outline = outlined(loaded, prompt, infill, 4 if gap is None else gap, length)
+    outline = outlined(loaded, prompt, infill, gap, length)
     length, known = outline.length, outline.arguments
     arguments = sample_arguments(loaded, sampling, parse_knobs(knobs), length)
     if "settings" not in arguments and (noise or logits or trace):
@@ -182,6 +181,13 @@ def generate(
         _stream(job, out, rank, world, wait)
     else:
         _show(job, out, trace, replay, logits, live=live and not json, as_json=json)
+
+
+def _gap(given: int | None, infill: str | None) -> int:
+    """Tokens per gap; 4 unless it is said."""
+    if given is not None and infill is None:
+        raise UserError("`gap` has no effect without `infill`")
+    return 4 if given is None else given
 
 
 def _check_places(out: Path | None, logits: Path | None, replay: Path | None, trace: Path | None) -> None:

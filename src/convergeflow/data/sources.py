@@ -293,7 +293,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
             raise UserError(f"no such file: {path}")
         elif not path.is_file():
             raise UserError(f"{path} is a pipe or a device, not a file; save the text in a file first")
-        elif "binary" in (reason := _not_text(path) or "") or "UTF-16" in reason:
+        elif "binary" in (reason := _not_text(path) or ""):
             raise UserError(f"{path} is not text ({reason}); convert it to plain text first")
         else:
             files.append(path)
@@ -315,7 +315,7 @@ def _not_text(file: Path, folder: Path | None = None) -> str | None:
     if not head.strip():
         return "empty" if folder is not None else None
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "not UTF-8 but UTF-16: iconv -f utf-16 -t utf-8 converts it"
+        return "binary for a reader of UTF-8, since it is UTF-16: iconv -f utf-16 -t utf-8 converts it"
     if b"\0" in head:
         return "a binary file"
     try:
