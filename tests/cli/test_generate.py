@@ -194,4 +194,4 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_work(
 def test_left_to_right_the_calls_are_those_that_are_made(capsys: pytest.CaptureFixture[str]) -> None:
     run("--model", "stories-ar", "--num", "1", "--length", "6")
     told = capsys.readouterr().err
-    assert "NFE 6" in told and "6 network calls each" in told
+    assert "NFE 6\n" in told and "6 network calls each" in told
