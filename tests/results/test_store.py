@@ -89,7 +89,9 @@ def test_a_record_with_its_own_key_answers_that_key_alone(tmp_path: Path) -> Non
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-@pytest.mark.parametrize("report", ["reproduction", "reproduction-basic", "reproduction-basic-gentle"])
+@pytest.mark.parametrize(
+    "report", ["reproduction", "reproduction-basic", "reproduction-basic-gentle", "reproduction-basic-15000"]
+)
 def test_committed_points_are_found_by_their_keys(report: str) -> None:
     """Nothing that is measured and committed may be measured again."""
     listed = sorted((RESULTS / report / "records").glob("*/*.json"))

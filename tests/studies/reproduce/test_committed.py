@@ -19,34 +19,33 @@ from convergeflow.studies.reproduce.verdict import Verdict
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
-FOLDERS = {"embedded": "reproduction", "basic": "reproduction-basic", "basic-gentle": "reproduction-basic-gentle"}
-"""The report of each scale."""
-NATURAL = ("basic", "basic-gentle")
+REPORTS = {
+    "reproduction": ("embedded", tuple(experiments())),
+    "reproduction-basic": ("basic", scale_by_name("basic").experiments),
+    "reproduction-basic-gentle": ("basic-gentle", scale_by_name("basic-gentle").experiments),
+    "reproduction-basic-15000": ("basic", ("configurations",)),
+}
+"""Folder -> the scale of its report and the experiments that it holds."""
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Copies of the reports by scale, each with what lies beside it."""
+    """Copies of the reports, each with what lies beside it."""
     results = tmp_path_factory.mktemp("committed")
-    folders = {scale: results / name for scale, name in FOLDERS.items()}
-    for name in (*FOLDERS.values(), "comparison-stories", "comparison-basic"):
+    for name in (*REPORTS, "comparison-stories", "comparison-basic"):
         shutil.copytree(RESULTS / name, results / name)
-    shutil.copytree(RESULTS / "stories-swift", folders["embedded"], dirs_exist_ok=True)
-    return folders
+    shutil.copytree(RESULTS / "stories-swift", results / "reproduction", dirs_exist_ok=True)
+    return {name: results / name for name in REPORTS}
 
 
 @pytest.mark.parametrize(
-    ("scale", "name"),
-    [
-        *(("embedded", name) for name in experiments()),
-        *((scale, name) for scale in NATURAL for name in scale_by_name(scale).experiments),
-    ],
+    ("report", "name"), [(report, name) for report, (_, names) in REPORTS.items() for name in names]
 )
 def test_nothing_is_measured_again_and_the_verdicts_stand(
-    scale: str, name: str, kept: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: str, name: str, kept: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path))
-    folder = kept[scale]
+    folder, (scale, _) = kept[report], REPORTS[report]
     before = sorted(folder.rglob("*"))
     experiment = experiment_by_name(name)
     result = experiment.run(Store(folder, measuring=False), scale_by_name(scale))
