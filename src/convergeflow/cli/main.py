@@ -232,7 +232,7 @@ def _describe_failure(failure: BaseException) -> str:
 def _describe_unforeseen(failure: BaseException, words: Sequence[str], debug: bool) -> tuple[str, int]:
     """What nobody checked for, and its exit code: memory and lost processes have a reason that we can name."""
     said = _one_line(str(failure))
-    if isinstance(failure, UnicodeEncodeError):
+    if isinstance(failure, UnicodeEncodeError) and not _is_text(failure.object):
         strange = next((word for word in words if not _is_text(word)), None)
         what = "a name or a text" if strange is None else repr(strange)
         return f"{what} is not UTF-8: write the text in UTF-8, or rename the file (`convmv -f latin1 -t utf8`)", 2
