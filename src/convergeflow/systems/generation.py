@@ -28,9 +28,14 @@ def longest(model: LanguageModel) -> int:
     return LONGER * int(model.config.length)
 
 
+def one_call_a_token(model: LanguageModel) -> bool:
+    """Whether a model writes from left to right, so that its length decides how many calls it makes."""
+    return "cache" in model.controls
+
+
 def calls_of(model: LanguageModel, nfe: int, length: int) -> int:
-    """Network calls of a sample for which `nfe` were asked: one a token where a model writes from left to right."""
-    return length if "cache" in model.controls else nfe
+    """Network calls of a sample for which `nfe` were asked."""
+    return length if one_call_a_token(model) else nfe
 
 
 def check_length(model: LanguageModel, length: int) -> None:
