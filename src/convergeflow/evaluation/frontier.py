@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from convergeflow.evaluation.estimate import Floats, finite, number
+from convergeflow.evaluation.generative import resampled
 
 BOOTSTRAPS = 1000
 SAME = 2.0
@@ -46,10 +47,8 @@ class FrontierPoint:
     nfe: int
     n: int
     seeds: Any
-    nll: Floats
-    """Nats of each sample."""
-    tokens: Floats
-    entropies: Floats
+    per_sample: Mapping[str, Floats]
+    """`nll`, `tokens` and `entropy` of each sample."""
     valid: float | None = None
     file: str | None = None
 
@@ -59,21 +58,15 @@ class FrontierPoint:
         known: dict[str, Any] = {name: record[name] for name in ("entropy", "nfe", "n", "seeds")}
         for name in ("gen_ppl_se", "entropy_se"):
             known[name] = math.nan if record[name] is None else record[name]
-        each = {name: np.array(record["per_sample"][name], dtype=np.float64) for name in ("nll", "tokens", "entropy")}
+        per_sample = {name: np.array(record["per_sample"][name], np.float64) for name in ("nll", "tokens", "entropy")}
         return cls(
             value,
             math.inf if record["gen_ppl"] is None else record["gen_ppl"],
             **known,
-            nll=each["nll"],
-            tokens=each["tokens"],
-            entropies=each["entropy"],
+            per_sample=per_sample,
             valid=record.get("valid"),
             file=file,
         )
-
-    def resampled(self, picks: np.ndarray[Any, Any]) -> tuple[Floats, Floats]:
-        """(entropy, log Gen. PPL) of resamples [b, n], each [b]."""
-        return np.nanmean(self.entropies[picks], axis=1), self.nll[picks].sum(1) / self.tokens[picks].sum(1)
 
     def describe(self) -> dict[str, Any]:
         """As JSON values."""
@@ -181,12 +174,12 @@ def _bootstrap(
     together: dict[str, np.ndarray[Any, Any]] = {}
     drawn = []
     for point in points:
-        num = len(point.nll)
+        num = len(point.per_sample["nll"])
         key = f"{point.seeds}:{num}"
         if key not in together:
             together[key] = rng.integers(0, num, (times, num))
-        drawn.append(point.resampled(together[key]))
-    entropies, values = (
+        drawn.append(resampled(point.per_sample, together[key]))
+    values, entropies = (
         np.stack([np.mean([pair[side] for pair in drawn[group]], axis=0) for group in groups], axis=1)
         for side in (0, 1)
     )

@@ -48,6 +48,12 @@ def perplexity(scored: Scored, aggregate: str = "corpus") -> Estimate:
     return nll.map(lambda _: value, value)
 
 
+def resampled(per_sample: Mapping[str, Any], picks: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """(log Gen. PPL, entropy) of resamples [b, n] of a record's samples, each [b]."""
+    nll, tokens, entropy = (np.asarray(per_sample[name], np.float64)[picks] for name in ("nll", "tokens", "entropy"))
+    return nll.sum(1) / tokens.sum(1), np.nanmean(entropy, axis=1)
+
+
 def log_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> Floats | None:
     """For each noise, a number whose mean is log Gen. PPL of `left` less log Gen. PPL of `right`; None without pairs.
 

@@ -42,6 +42,8 @@ def test_the_tolerance_cannot_be_set_below_two_per_cent() -> None:
         (estimate(105), Verdict.NOT_REPRODUCED),
         (estimate(101, 5.0), Verdict.TOO_NOISY),  # the run cannot see 2 %
         (estimate(130, 5.0), Verdict.NOT_REPRODUCED),  # but it can see 30 %
+        (estimate(101.5, 0.9), Verdict.TOO_NOISY),  # it could see 2 %, but not that 1.5 % is less
+        (estimate(100.5, 0.7), Verdict.REPRODUCED),
     ],
 )
 def test_equal(left: Estimate, expected: Verdict) -> None:

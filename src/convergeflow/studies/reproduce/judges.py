@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from convergeflow.evaluation.estimate import Estimate
+from convergeflow.evaluation.estimate import Floats
 from convergeflow.evaluation.frontier import NEAR
 from convergeflow.sampling.settings import Freeze
 from convergeflow.studies.reproduce import paper as published
@@ -47,9 +46,8 @@ def _lowers(result: ExperimentResult, curve: str, number: str) -> Judgement:
     before, after = first["paper"][number], last["paper"][number]
     said = f"{before:.4g} -> {after:.4g}"
     if number == "entropy":
-        left, right = measured(last["values"], number), measured(first["values"], number)
         what = f"entropy of '{curve}' in nats, strongest against weakest setting"
-        return below(left, right, relative=False, what=what, paper=said, effect=after - before)
+        return trade_off.entropy_below(last, first, what=what, paper=said, effect=after - before)
     what = f"Gen. PPL of '{curve}', strongest against weakest setting"
     return trade_off.gen_ppl_below(last, first, what=what, paper=said, effect=after / before - 1)
 
@@ -107,41 +105,50 @@ def not_outward(result: ExperimentResult, pairs: Mapping[str, Pair], what: str) 
 
 def narrower_range(result: ExperimentResult, curves: list[str], narrow: str, broad: str, what: str) -> Judgement:
     """Of the curves, `narrow` covers a smaller range of entropy than `broad`."""
-    ranges = {name: trade_off.entropy_range(result.curve(name)) for name in curves}
-    theirs = {name: trade_off.entropy_range(result.curve(name), "paper") for name in curves}
+    ranges = {name: trade_off.spread(trade_off.curve_of(result.curve(name))) for name in curves}
+    theirs = {name: trade_off.spread(trade_off.curve_of(result.curve(name), "paper")) for name in curves}
     shown, said = (
         ", ".join(f"{name.split()[0]} {value:.4f}" for name, value in each.items()) for each in (ranges, theirs)
     )
-    noise = 2 * max(record["values"]["entropy_se"] for record in result.curve(narrow))
-    apart, effect = (each[broad] - each[narrow] for each in (ranges, theirs))
-    resolved, seen = abs(apart) > noise, absent(apart, effect, noise)
-    evidence = f"{what}: {shown} nats; this run resolves {noise:.4f}"
-    return Judgement(decide(ranges[narrow] < ranges[broad], resolved=resolved, seen=seen), evidence, said)
+    apart = trade_off.together(_narrower, result.curve(broad), result.curve(narrow))
+    assert apart is not None
+    effect, noise = theirs[broad] - theirs[narrow], resolution(apart, exactly(0.0), relative=False)
+    resolved, seen = abs(apart.value) > noise, absent(apart.value, effect, noise)
+    apart_by = (
+        f"{broad.split()[0]} less {narrow.split()[0]} {show(apart)} (noise by noise; this run resolves {noise:.4f})"
+    )
+    evidence = f"{what}: {shown} nats; {apart_by}"
+    return Judgement(decide(apart.value > 0, resolved=resolved, seen=seen), evidence, said)
+
+
+def _narrower(broad: Floats, narrow: Floats) -> float:
+    return trade_off.spread(broad) - trade_off.spread(narrow)
 
 
 def extreme(result: ExperimentResult, curves: list[str], first: str, number: str, end: str, what: str) -> Judgement:
-    """Of the curves, `first` reaches the `lowest` or `highest` value of a number."""
+    """Of the curves, `first` reaches the `lowest` or `highest` value of a number; Gen. PPL by its logarithm."""
     choose, sign = (min, 1) if end == "lowest" else (max, -1)
-    found, theirs = {}, {}
-    for name in result.curves(curves):
-        records = result.curve(name)
-        best = choose(records, key=lambda record: float(record["values"][number]))["values"]
-        found[name] = (best[number], best[f"{number}_se"])
-        theirs[name] = choose(record["paper"][number] for record in records)
-    rival = choose(value for name, value in found.items() if name != first)
-    gap, theirs_gap = (
-        (choose(value for name, value in each.items() if name != first) - each[first]) * sign
-        for each in ({name: value for name, (value, _) in found.items()}, theirs)
+    column, unit = (trade_off.GEN_PPL, "of log Gen. PPL") if number == "gen_ppl" else (trade_off.ENTROPY, "nats")
+    series = {name: result.curve(name) for name in [first, *result.curves(curves)]}
+
+    def ahead(own: Floats, *others: Floats) -> float:
+        """By how much the own curve's best point is beyond the best of the others."""
+        return sign * float(choose(choose(curve[:, column]) for curve in others) - choose(own[:, column]))
+
+    gap = trade_off.together(ahead, *series.values())
+    assert gap is not None
+    effect = ahead(*(trade_off.curve_of(records, "paper") for records in series.values()))
+    noise = resolution(gap, exactly(0.0), relative=False)
+    resolved, seen = abs(gap.value) > noise, absent(gap.value, effect, noise)
+    best = {name: choose(records, key=lambda r: float(r["values"][number])) for name, records in series.items()}
+    shown = ", ".join(f"{name.split(',')[0]} {show(measured(r['values'], number))}" for name, r in best.items())
+    said = ", ".join(
+        f"{name.split(',')[0]} {choose(record['paper'][number] for record in records):.4g}"
+        for name, records in series.items()
     )
-    noise = max(2 * math.hypot(found[first][1], rival[1]), 0.02 * abs(rival[0]) if number == "gen_ppl" else 0.0)
-    resolved = abs(gap) > noise
-    # Gen. PPL of another corpus has another size: the paper's gap counts in proportion.
-    scale = 1.0 if number == "entropy" else rival[0] / (theirs[first] + theirs_gap * sign)
-    seen = absent(gap, theirs_gap * scale, noise)
-    shown = ", ".join(f"{name.split(',')[0]} {value:.4g} ± {error:.2g}" for name, (value, error) in found.items())
-    said = ", ".join(f"{name.split(',')[0]} {value:.4g}" for name, value in theirs.items())
-    tie = "" if resolved else f"; {first.split(',')[0]} and the next are a tie (this run resolves {noise:.2g})"
-    return Judgement(decide(gap > 0, resolved=resolved, seen=seen), f"{what}: {shown}{tie}", said)
+    tie = "" if resolved else f"; {first.split(',')[0]} and the next are a tie"
+    apart = f"the gap to the next is {show(gap)} {unit} (noise by noise; this run resolves {noise:.2g})"
+    return Judgement(decide(gap.value > 0, resolved=resolved, seen=seen), f"{what}: {shown}; {apart}{tie}", said)
 
 
 def numbers(result: ExperimentResult) -> Judgement:
@@ -200,8 +207,13 @@ def point_equal(
     result: ExperimentResult, left: Pair, right: Pair, tolerance: float, what: str, paper: str
 ) -> Judgement:
     """Two points, given as (curve, place), have one Gen. PPL within the tolerance."""
-    values = [measured(_at(result, *place)["values"], "gen_ppl") for place in (left, right)]
-    return equal(*values, tolerance=tolerance, what=what, paper=paper)
+    points = [_at(result, *place) for place in (left, right)]
+    values = [measured(point["values"], "gen_ppl") for point in points]
+    ratio = trade_off.paired_ratio(points[:1], points[1:])
+    if ratio is None:
+        return equal(*values, tolerance=tolerance, what=what, paper=paper)
+    what = f"{what}: {show(values[0])} against {show(values[1])}; noise by noise"
+    return equal(ratio, exactly(1.0), tolerance=tolerance, what=what, paper=paper)
 
 
 def curve_below(result: ExperimentResult, left: str, right: str, number: str, what: str) -> Judgement:
@@ -225,23 +237,14 @@ def points_below(result: ExperimentResult, left: str, right: str, each: str, wha
 
 
 def varies_less(result: ExperimentResult, left: str, right: str, number: str, what: str, paper: str) -> Judgement:
-    """The range of a number along one curve is smaller than along another; Gen. PPL by its logarithm."""
-    spread = _log_range if number == "gen_ppl" else _range
-    ranges = [spread([record["values"] for record in result.curve(name)], number) for name in (left, right)]
-    return below(*ranges, relative=False, what=what, paper=paper)
-
-
-def _log_range(series: list[dict[str, Any]], number: str) -> Estimate:
-    """0.1 is a change of about 10 %."""
-    ends = [choose(series, key=lambda values: float(values[number])) for choose in (max, min)]
-    error = math.hypot(*(values[f"{number}_se"] / values[number] for values in ends))
-    return Estimate(math.log(ends[0][number] / ends[1][number]), error, len(series))
-
-
-def _range(series: list[dict[str, Any]], number: str) -> Estimate:
-    values = [each[number] for each in series]
-    error = math.hypot(*(each[f"{number}_se"] for each in series[:2]))
-    return Estimate(max(values) - min(values), error, len(series))
+    """The range of a number along one curve is smaller than along another; Gen. PPL by its logarithm (0.1 is 10 %)."""
+    column = trade_off.GEN_PPL if number == "gen_ppl" else trade_off.ENTROPY
+    curves = [result.curve(name) for name in (left, right)]
+    ranges = [f"{trade_off.spread(trade_off.curve_of(records), column):.4g}" for records in curves]
+    apart = trade_off.together(lambda a, b: trade_off.spread(a, column) - trade_off.spread(b, column), *curves)
+    assert apart is not None
+    what = f"{what}: {ranges[0]} against {ranges[1]}; noise by noise"
+    return below(apart, exactly(0.0), relative=False, what=what, paper=paper)
 
 
 def largest(

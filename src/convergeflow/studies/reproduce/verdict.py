@@ -122,14 +122,14 @@ def below(
 
 
 def equal(left: Estimate, right: Estimate, *, what: str, tolerance: float = TOLERANCE, paper: str = "") -> Judgement:
-    """The claim that two numbers agree within the tolerance; a run that cannot resolve the tolerance says so."""
+    """The claim that two numbers agree within the tolerance, with two standard errors of their difference on top."""
     tolerance = max(TOLERANCE, tolerance)
     scale = _scale(right, relative=True)
     difference = abs(left.value - right.value) / scale
     noise = 2.0 * math.hypot(left.se, right.se) / scale
     apart = f"apart by {difference:.1%}, tolerance {tolerance:.1%}, noise {noise:.1%}"
     evidence = f"{what}: {show(left)} against {show(right)} ({apart})"
-    resolved = noise <= tolerance or difference > tolerance + noise
+    resolved = abs(difference - tolerance) >= noise
     return Judgement(decide(difference <= tolerance, resolved=resolved), evidence, paper)
 
 
