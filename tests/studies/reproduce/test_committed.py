@@ -34,7 +34,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     results = tmp_path_factory.mktemp("committed")
     for name in (*REPORTS, "comparison-stories", "comparison-basic"):
         shutil.copytree(RESULTS / name, results / name)
-    shutil.copytree(RESULTS / "stories-swift", results / "reproduction", dirs_exist_ok=True)
     return {name: results / name for name in REPORTS}
 
 
