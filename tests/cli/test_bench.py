@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
-from convergeflow.benchmarks import head, measure, models, prepare, sample, scaling, startup, train
+from convergeflow.benchmarks import head, measure, models, prepare, sample, scaling, score, startup, train
 from convergeflow.cli.main import main
 from convergeflow.errors import ConvergeFlowError
+from convergeflow.evaluation.scorers import CausalScorer, ExactScorer
 
 TINY = models.Size(32, 2, 2, 61, 12, sample_batch=3, train_batch=4, self_condition=0.5)
 
@@ -97,3 +99,22 @@ def test_predictions_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "roofline", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["met"] == {"sampling_ms_per_sequence_and_call": True, "training_us_per_token": True}
+
+
+def test_a_scorer_reads_with_both_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=31, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
+    scorer = CausalScorer("tiny", network, None, start_id=0, end_id=0, weights="tiny")
+    monkeypatch.setattr(score, "scorer_named", lambda name, device: scorer)
+    assert main(["bench", "score", "--scorer", "tiny", "--repeats", "1", "--json", "--out", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((tmp_path / "score-tiny.json").read_text())
+    assert record["processor_quick_over_default"] > 0 and record["largest_difference_of_a_logit"] < 1e-4
+    monkeypatch.setattr(score, "scorer_named", lambda name, device: ExactScorer())
+    assert main(["bench", "score", "--scorer", "exact"]) == 2
+    assert "makes no network calls" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_points_at_one_entropy_count_with_the_mean_of_their_logarithms() -> None
     """The value used to be one point's and the interval the other's: samples' entropies are kept to six digits."""
     entropy = 2.0794415416798357
     pair = [
-        replace(point, entropy_se=0.0, entropies=np.full(40, 2.079442))
+        replace(point, entropy_se=0.0, per_sample={**point.per_sample, "entropy": np.full(40, 2.079442)})
         for point in points((entropy, 1.0), (entropy, 3.0), spread=6.0, num=40)
     ]
     found = interpolate(pair, entropy)

@@ -114,6 +114,24 @@ def prepare(
 
 
 @app.command()
+def score(
+    scorer: str = typer.Option("smollm2", help="smollm2, a folder, or a model of the hub."),
+    batch: int = typer.Option(8, min=1, help="Rows of 64 tokens in a pass."),
+    repeats: int = typer.Option(3, min=1, help="Counted rounds; the median is reported."),
+    out: Path | None = typer.Option(None, help="Folder for a record: score-NAME.json."),
+    as_json: Json = False,
+) -> None:
+    """Time a scorer with both libraries of float32 products, in turns.
+
+    Example:
+      convergeflow bench score --json
+    """
+    from convergeflow.benchmarks import score as contest
+
+    _deliver("score", Path(scorer).name, contest.run(scorer, batch, repeats), out, as_json, picture=False)
+
+
+@app.command()
 def serve(
     clients: str = typer.Option("8,32,128", help="Numbers of clients, separated by commas; one is always measured."),
     seconds: float = typer.Option(120.0, min=1, help="For how long each of them asks."),

@@ -25,6 +25,7 @@ from torch import Tensor
 from convergeflow.data.fetch import PACKAGES, fetched
 from convergeflow.data.stories import StoriesLaw, stories_law
 from convergeflow.data.tokenizer import Tokenizer
+from convergeflow.device import choose_device, quick_products
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.evaluation import protocol as protocols
 from convergeflow.evaluation.exact import EPS
@@ -218,7 +219,8 @@ class CausalScorer:
         for i, row in enumerate(rows):
             padded[i, : len(row)] = torch.tensor(row)
         padded = padded.to(model.device)
-        logits: Tensor = model(input_ids=padded, use_cache=False).logits[:, :-1]
+        with quick_products(padded.device):
+            logits: Tensor = model(input_ids=padded, use_cache=False).logits[:, :-1]
         wide = logits.double() if logits.dtype == torch.float64 else logits.float()
         flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), padded[:, 1:].flatten(), reduction="none")
         losses = flat.reshape(len(rows), longest - 1).cpu().double().numpy()
@@ -276,8 +278,6 @@ def _causal(name: str, *, device: str, batch: int | None, say: Say) -> CausalSco
 def _loaded(name: str, where: str | Path, device: str, batch: int | None, weights: str | None = None) -> CausalScorer:
     """A causal language model of transformers in float32, with the identity of its weights."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from convergeflow.device import choose_device
 
     how = asked_once(str(where))
     with _without_bars():
