@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "evaluation": LEARNED | {"__init__"},
     "results": MEASURED - {"results"} | {"__init__"},
     "studies": MEASURED | {"__init__"},
-    "benchmarks": LEARNED | {"files", "__init__"},
+    "benchmarks": LEARNED | {"evaluation", "__init__"},
     "serving": MEASURED | {"__init__"},
     "cli": MEASURED | {"distillation", "interop", "studies", "benchmarks", "serving", "__init__"},
     "__main__": {"cli"},
