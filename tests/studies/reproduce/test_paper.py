@@ -7,6 +7,7 @@ import pytest
 
 from convergeflow.errors import UserError
 from convergeflow.flow.guidance import Controls
+from convergeflow.sampling.settings import PRESETS
 from convergeflow.studies.reproduce import paper
 
 COUNTS = {
@@ -89,6 +90,13 @@ def test_the_headline_lies_on_the_table_it_is_read_from() -> None:
     entropies, values = zip(*rows, strict=True)
     assert entropies[0] < 5.44 < entropies[-1]
     assert np.exp(np.interp(5.44, entropies, np.log(values))) == pytest.approx(33.17, rel=0.02)
+    # The paper does not state its strength; the preset's lies between the rows on either side of that entropy.
+    found = [row for row in paper.rows("tab:guidance_nfe64") if row.configuration == "C"]
+    by_strength = {row.controls.scg: row.entropy for row in found}
+    ours = PRESETS["headline"].controls
+    assert min(by_strength[w] for w in by_strength if w < ours.scg) >= 5.44
+    assert max(by_strength[w] for w in by_strength if w > ours.scg) < 5.44
+    assert (ours.refine, ours.refine_schedule) == (100, "C")
 
 
 def test_an_unknown_table_is_refused_with_the_nearest_name() -> None:
