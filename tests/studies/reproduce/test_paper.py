@@ -9,6 +9,8 @@ from convergeflow.errors import UserError
 from convergeflow.flow.guidance import Controls
 from convergeflow.sampling.settings import PRESETS
 from convergeflow.studies.reproduce import paper
+from convergeflow.studies.reproduce.scale import scale_by_name
+from convergeflow.training.config import resolve
 
 COUNTS = {
     "tab:trade-off_64": 28,
@@ -97,6 +99,19 @@ def test_the_headline_lies_on_the_table_it_is_read_from() -> None:
     assert min(by_strength[w] for w in by_strength if w < ours.scg) >= 5.44
     assert max(by_strength[w] for w in by_strength if w > ours.scg) < 5.44
     assert (ours.refine, ours.refine_schedule) == (100, "C")
+
+
+def test_recipe_and_scale_have_what_the_paper_states() -> None:
+    said, recipe, scale = paper.statements(), resolve("owt"), scale_by_name("paper")
+    (stage,) = recipe.stages
+    stated = [said[name] for name in ("continued_steps", "lr", "self_condition", "batch")]
+    assert [stage.steps, stage.lr, stage.self_condition, recipe.batch] == stated
+    assert said["best_step"] % recipe.keep_every == 0
+    assert (scale.continued_steps, scale.batch) == (said["continued_steps"], said["batch"])
+    assert scale.continued_steps // scale.checkpoints == 25_000  # "every 25K steps"
+    assert (scale.trace_sequences, scale.length) == (said["convergence_sequences"], said["convergence_length"])
+    assert [min(scale.agreement_steps), max(scale.agreement_steps)] == said["agreement_steps"]
+    assert scale.objective_nfe == PRESETS["headline"].nfe == said["headline_nfe"]
 
 
 def test_an_unknown_table_is_refused_with_the_nearest_name() -> None:
