@@ -224,8 +224,8 @@ def test_what_is_listed_says_what_it_is_and_how_it_is_used(capsys: pytest.Captur
     listed = json.loads(run(capsys, "list", "--json")[1])
     for kind in ("models", "corpora", "scorers", "recipes", "grids", "solvers", "guidance"):
         assert all(listed[kind].values()), kind
-    assert listed["recipes"]["stories"] == "convergeflow train stories"
-    assert listed["recipes"]["swift"] == "convergeflow distill TEACHER --recipe swift"
+    assert listed["recipes"]["stories"] == "the stories of the package, an hour of one core: convergeflow train stories"
+    assert listed["recipes"]["swift"].endswith("minutes of one core: convergeflow distill TEACHER --recipe swift")
 
 
 def test_generate_loads_only_what_it_needs() -> None:

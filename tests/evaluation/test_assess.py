@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from convergeflow.evaluation.assess import Assessor, SampleSet, likelihood_of
 from convergeflow.evaluation.protocol import PROTOCOLS
 from convergeflow.evaluation.reference import stories_reference
 from convergeflow.evaluation.scorers import ExactScorer
-from convergeflow.results.record import check_comparable, make, render
+from convergeflow.results import record as record_room
+from convergeflow.results.record import check_comparable, commit_of, make, render
 
 
 def sample_set(ids: np.ndarray) -> SampleSet:  # type: ignore[type-arg]
@@ -46,6 +49,28 @@ def test_record_of_real_stories_has_the_law_s_own_numbers(assessor: Assessor) ->
     for name, row in record["metrics"].items():
         assert {"value", "se", "n", "real", "real_se"} <= set(row), name
     json.dumps(record, allow_nan=False)
+
+
+def test_a_record_names_the_commit_of_a_clone_and_of_nothing_else(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    kept, installed = tmp_path / "kept.py", tmp_path / "environment.py"
+    kept.write_text("")
+    assert commit_of(kept) is None
+    git("init", "-q")
+    git("add", "kept.py")
+    git("commit", "-q", "-m", "first")
+    commit_of.cache_clear()
+    head = git("rev-parse", "HEAD")[:12]
+    installed.write_text("")
+    assert commit_of(kept) == head and commit_of(installed) is None
+    kept.write_text("changed")
+    commit_of.cache_clear()
+    assert commit_of(kept) == f"{head}-dirty"
+    commit = make({}, command=None)["versions"].get("commit")
+    assert commit == commit_of(Path(record_room.__file__))
 
 
 def test_an_unreadable_sampler_scores_worse_and_the_record_says_where(assessor: Assessor) -> None:

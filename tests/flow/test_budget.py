@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 from pathlib import Path
 
@@ -33,6 +35,25 @@ def test_constant_configuration_takes_the_shortfall_off_evenly() -> None:
     assert allocate(64, Controls(refine=50), SCHEDULE).refinements == (31, 31)
     assert allocate(7, Controls(refine=1), SCHEDULE).refinements == (0, 1, 1, 1)
     assert allocate(1, Controls(refine=5), SCHEDULE).refinements == (0,)
+
+
+def published(nfe: int, refine: int) -> list[int]:
+    """Configuration A as the published code has it: the first steps lose one refinement each, and never more."""
+    num_steps = math.ceil(nfe / (refine + 1))
+    fewer = min(num_steps * (refine + 1) - nfe, num_steps)
+    return [refine - 1] * fewer + [refine] * (num_steps - fewer)
+
+
+def test_configuration_a_is_the_published_rule_wherever_that_spends_the_budget() -> None:
+    exact = 0
+    for nfe, refine in itertools.product(range(1, 129), range(1, 60)):
+        theirs = published(nfe, refine)
+        if sum(theirs) + len(theirs) == nfe:
+            exact += 1
+            assert list(allocate(nfe, Controls(refine=refine), SCHEDULE).refinements) == theirs
+    assert exact > 1500
+    overrun = published(64, 50)
+    assert overrun == [49, 49] and sum(overrun) + len(overrun) == 100  # as docs/deviations.md and docs/sampling.md say
 
 
 def test_without_self_conditioning_every_call_is_a_step() -> None:

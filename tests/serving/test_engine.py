@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +24,7 @@ from convergeflow.sampling.wrappers import Clamp
 from convergeflow.serving.engine import Engine
 from convergeflow.serving.limits import Limits
 from convergeflow.serving.models import Served
-from convergeflow.serving.ticket import Busy, Cancelled, Job, OutOfTime
+from convergeflow.serving.ticket import Busy, Cancelled, Job, OutOfTime, Ticket
 from convergeflow.systems import METHODS
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.systems.protocol import LanguageModel
@@ -109,6 +111,29 @@ def test_a_rival_runs_beside_flows(engine: Engine) -> None:
     alone = model.sample(2, LENGTH, seeds=[5, 6], nfe=6)
     assert torch.equal(answer.ids, alone.ids) and answer.calls == [6, 6]
     assert [frame.step for frame in watched.frames] == list(range(6))
+
+
+def test_memory_stays_flat(flow: Served, engine: Engine) -> None:
+    """After 60 requests there are no more tensors than after 20, and none of the requests themselves."""
+
+    def answered(seeds: range) -> list[weakref.ref[Ticket]]:
+        # Unlike each other in settings: what is shared by the passes of one must not be kept for the next.
+        jobs = [Job(flow, [seed], LENGTH, {"settings": SETTINGS[seed % 4]}, watched=seed % 2 == 0) for seed in seeds]
+        tickets = [engine.submit(job) for job in jobs]
+        for ticket in tickets:
+            ticket.result(60)
+        return [weakref.ref(ticket) for ticket in tickets]
+
+    def size() -> int:
+        engine.submit(Job(flow, [0], LENGTH, {"settings": SETTINGS[0]})).result(60)
+        gc.collect()
+        return sum(each.numel() for each in gc.get_objects() if type(each) is torch.Tensor)
+
+    answered(range(20))
+    before = size()
+    gone = answered(range(20, 60))
+    assert size() <= before + 4096, "a sample alone has 384 numbers of state, and its frames have more"
+    assert not any(ticket() for ticket in gone)
 
 
 class Poison(Exception):

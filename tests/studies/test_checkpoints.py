@@ -21,6 +21,7 @@ from convergeflow.cli.main import main
 from convergeflow.data.tokenizer import train_words
 from convergeflow.errors import UserError
 from convergeflow.studies.checkpoints import PublishedResult, ratio_to_claim, read_table, shown
+from convergeflow.studies.reproduce.paper import systems
 
 PEERS = Path(__file__).resolve().parents[1] / "golden" / "peers"
 QUICK = {"nfe": 5}
@@ -168,6 +169,17 @@ def test_the_papers_table_can_be_read_and_its_presets_exist() -> None:
         kind = f"published-{entry.project}" if entry.project != "sedd" else f"published-{entry.name}"
         model: Any = IMPORTED[kind]
         assert set(named) <= set(model.presets), entry.name
+
+
+def test_the_claims_of_the_papers_table_are_the_papers() -> None:
+    names = {"ar": "Transformer", "sedd-absorb": "SEDD Absorb", "sedd-uniform": "SEDD Uniform", "mdlm": "MDLM"}
+    names |= {"duo": "Duo", "flm": "FLM", "langflow": "LangFlow", "convergeflow": "ConvergeFlow"}
+    printed = {system["system"]: (system["gen_ppl"], system["entropy"]) for system in systems()}
+    claims = {entry.name: entry.claim for entry in read_table("table1").entries}
+    for name, theirs in names.items():
+        claim = claims[name]
+        assert claim is not None and (claim.gen_ppl, claim.entropy) == printed[theirs], name
+    assert claims["langflow"] is not None and claims["langflow"].nfe is None  # the paper does not say
 
 
 def test_words_for_a_point_and_a_ratio() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.randomness import RowDraws
+from convergeflow.systems import elf
 from convergeflow.systems.elf import (
     DECODER_SHARE,
     LEAST_GAP,
@@ -93,25 +94,26 @@ def test_every_sample_draws_its_own_grid() -> None:
     assert not torch.allclose(times[0], times[1])
 
 
-def test_guidance_of_one_leaves_the_target_alone() -> None:
+@pytest.mark.parametrize("w", [1.0, 4.0])
+def test_guidance_moves_the_target_of_conditioned_rows(w: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By (1 - 1/w)(x_cond - x_uncond): nothing at w = 1, three quarters of the difference at 4."""
+    monkeypatch.setattr(elf, "guidance_scale", lambda u: torch.full_like(u, w))
     model = fresh("elf").eval()
     nn.init.normal_(model.network.predict.weight, std=0.3)
-    targets = []
-    for w in (1.0, 4.0):
-        import convergeflow.systems.elf as elf
-
-        original = elf.guidance_scale
-        elf.guidance_scale = lambda u, w=w: torch.full_like(u, w)
-        try:
-            model.network.guidance_out.weight.data.zero_()  # only the target may depend on w here
-            halfway = torch.full((len(TOKENS),), 0.5).double()
-            targets.append(model.row_losses(TOKENS, halfway, RowDraws(range(len(TOKENS)))))
-        finally:
-            elf.guidance_scale = original
-    choices = RowDraws(range(len(TOKENS))).uniform(3)
-    guided = (choices[:, 1] < SELF_CONDITION) & (choices[:, 0] >= DECODER_SHARE)
-    assert torch.allclose(targets[0][~guided], targets[1][~guided])
-    assert not torch.isclose(targets[0][guided], targets[1][guided]).any()
+    answers: list[Tensor] = []
+    model.network.register_forward_hook(lambda module, asked, answer: answers.append(answer[0].detach()))
+    rows = len(TOKENS)
+    losses = model.row_losses(TOKENS, torch.full((rows,), 0.5).double(), RowDraws(range(rows))).detach()
+    unconditional, conditional, predicted = answers
+    choices = RowDraws(range(rows)).uniform(3)
+    denoising = choices[:, 0] >= DECODER_SHARE
+    guided = (choices[:, 1] < SELF_CONDITION) & denoising
+    assert 0 < int(guided.sum()) < int(denoising.sum())
+    moved = (1 - 1 / w) * guided[:, None, None] * (conditional - unconditional)
+    gap = (1 - logit_normal(torch.tensor(0.5).double(), TIME_LAW)).clamp_min(LEAST_GAP)
+    error = ((predicted - model.encode(TOKENS) - moved) / gap).square().mean((1, 2))
+    assert torch.allclose(losses[denoising].double(), error[denoising].double(), rtol=1e-5)
+    assert bool((moved[guided].abs().amax((1, 2)) > 1e-3).all()) == (w != 1.0)
 
 
 def test_the_encoder_is_trained_first_and_frozen_afterwards() -> None:

@@ -18,6 +18,18 @@ SCORERS = {
     "NAME": "any causal language model by folder or hub name (gpt2-large is the paper's)",
 }
 
+RECIPES = {
+    "basic": "simple English, two hours of one core",
+    "own-text": "what `convergeflow train FOLDER_OR_FILE` starts from",
+    "owt": "the paper's run on OpenWebText, 34 hours of eight A100s (docs/paper-scale.md)",
+    "owt-large": "a network of 24 layers of width 1024 on OpenWebText, from nothing",
+    "sotu": "presidents' speeches, hours of two cores",
+    "sotu-blocks": "presidents' speeches in blocks, hours of two cores",
+    "stories": "the stories of the package, an hour of one core",
+    "swift": "a student for 4 and 8 network calls, minutes of one core",
+    "swift-again": "a further round for such a student, minutes of one core",
+    "test": "passes through everything in seconds",
+}
 HOW_TO_SAMPLE = {
     "grids": {
         "midpoint": "t = (i + 0.5)/N, the paper's",
@@ -90,10 +102,10 @@ def _catalogue(kind: str) -> dict[str, str]:
         from convergeflow.training.recipes import read_recipe, recipes
 
         students = {name for name in recipes() if "distill" in read_recipe(name)}
-        return {
-            name: f"convergeflow {f'distill TEACHER --recipe {name}' if name in students else f'train {name}'}"
-            for name in recipes()
+        commands = {
+            name: f"distill TEACHER --recipe {name}" if name in students else f"train {name}" for name in recipes()
         }
+        return {name: f"{RECIPES[name]}: convergeflow {command}" for name, command in commands.items()}
     if kind == "presets":
         return {name: _setting(settings) for name, settings in PRESETS.items()}
     if kind == "experiments":

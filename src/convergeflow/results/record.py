@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import math
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import UserError
@@ -32,7 +35,24 @@ def package_versions() -> dict[str, str]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    commit = commit_of(Path(__file__))
+    return versions if commit is None else {**versions, "commit": commit}
+
+
+@cache
+def commit_of(file: Path) -> str | None:
+    """The commit of a file in a clone, with `-dirty` if the clone has changed since; None if git does not keep it."""
+    # An environment inside somebody else's clone is no part of it: git must know the file itself.
+    asked = (
+        ["ls-files", "--error-unmatch", file.name],
+        ["describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
+    )
+    try:
+        for words in asked:
+            done = subprocess.run(["git", *words], cwd=file.parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def make(measured: Mapping[str, Any], *, command: str | None = None, **extra: Any) -> Record:

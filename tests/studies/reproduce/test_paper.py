@@ -7,7 +7,10 @@ import pytest
 
 from convergeflow.errors import UserError
 from convergeflow.flow.guidance import Controls
+from convergeflow.sampling.settings import PRESETS
 from convergeflow.studies.reproduce import paper
+from convergeflow.studies.reproduce.scale import scale_by_name
+from convergeflow.training.config import resolve
 
 COUNTS = {
     "tab:trade-off_64": 28,
@@ -89,6 +92,26 @@ def test_the_headline_lies_on_the_table_it_is_read_from() -> None:
     entropies, values = zip(*rows, strict=True)
     assert entropies[0] < 5.44 < entropies[-1]
     assert np.exp(np.interp(5.44, entropies, np.log(values))) == pytest.approx(33.17, rel=0.02)
+    # The paper does not state its strength; the preset's lies between the rows on either side of that entropy.
+    found = [row for row in paper.rows("tab:guidance_nfe64") if row.configuration == "C"]
+    by_strength = {row.controls.scg: row.entropy for row in found}
+    ours = PRESETS["headline"].controls
+    assert min(by_strength[w] for w in by_strength if w < ours.scg) >= 5.44
+    assert max(by_strength[w] for w in by_strength if w > ours.scg) < 5.44
+    assert (ours.refine, ours.refine_schedule) == (100, "C")
+
+
+def test_recipe_and_scale_have_what_the_paper_states() -> None:
+    said, recipe, scale = paper.statements(), resolve("owt"), scale_by_name("paper")
+    (stage,) = recipe.stages
+    stated = [said[name] for name in ("continued_steps", "lr", "self_condition", "batch")]
+    assert [stage.steps, stage.lr, stage.self_condition, recipe.batch] == stated
+    assert said["best_step"] % recipe.keep_every == 0
+    assert (scale.continued_steps, scale.batch) == (said["continued_steps"], said["batch"])
+    assert scale.continued_steps // scale.checkpoints == 25_000  # "every 25K steps"
+    assert (scale.trace_sequences, scale.length) == (said["convergence_sequences"], said["convergence_length"])
+    assert [min(scale.agreement_steps), max(scale.agreement_steps)] == said["agreement_steps"]
+    assert scale.objective_nfe == PRESETS["headline"].nfe == said["headline_nfe"]
 
 
 def test_an_unknown_table_is_refused_with_the_nearest_name() -> None:

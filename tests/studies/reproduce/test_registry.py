@@ -159,6 +159,33 @@ def test_the_judges_find_the_papers_claims_in_the_papers_numbers(name: str, answ
     assert {claim: str(j.verdict) for claim, j in judged.items()} == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "claim", "comparisons"),
+    [
+        ("combination", "deeper", 2 + 2),
+        ("configurations", "strength", 3 + 3),
+        ("configurations", "strength-entropy", 3 + 3),
+    ],
+)
+def test_what_the_paper_says_of_64_and_128_calls_is_judged_at_both(
+    name: str, claim: str, comparisons: int, answered: Any, tmp_path: Path
+) -> None:
+    answered()
+    experiment = experiment_by_name(name)
+    evidence = experiment.judge(run(experiment, tmp_path, "paper"))[claim].evidence
+    assert f": {comparisons} of {comparisons} comparisons agree" in evidence
+
+
+def test_token_rules_overlap_at_128_calls_too() -> None:
+    values = {("prediction", 64): 30.3, ("weight", 64): 30.0, ("prediction", 128): 22.0, ("weight", 128): 20.0}
+    records = [
+        {"curve": f"{rule}, NFE {nfe}", "order": 0, "scg": 20.0, "values": {"gen_ppl": value, "gen_ppl_se": 0.1}}
+        for (rule, nfe), value in values.items()
+    ]
+    found = judges.rules_overlap(ExperimentResult("token-rules", "paper", records), "prediction")
+    assert found.verdict == Verdict.MIXED and "+1.0%" in found.evidence and "+10.0%" in found.evidence
+
+
 def flat(gen_ppl: float, entropy: float) -> tuple[float, float]:
     return 50.0, 5.4
 

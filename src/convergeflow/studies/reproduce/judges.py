@@ -5,6 +5,7 @@ The arguments of a judge stand in the description, with the curves it compares a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -275,8 +276,9 @@ def table_collapses(result: ExperimentResult, curve: str, paper: str) -> Judgeme
 def rules_overlap(result: ExperimentResult, rule: str) -> Judgement:
     """Reading the same samples by another rule changes Gen. PPL by at most 5 %."""
     # The same samples are read twice: their own noise cancels, so the difference itself is what counts.
+    curves = [[result.curve(name) for name in result.curves([f"{each}, NFE *"])] for each in (rule, "weight")]
     found = []
-    for a, b in zip(result.curve(f"{rule}, NFE 64"), result.curve("weight, NFE 64"), strict=True):
+    for a, b in zip(*(itertools.chain(*series) for series in curves), strict=True):
         apart = a["values"]["gen_ppl"] / b["values"]["gen_ppl"] - 1
         shown = [show(measured(record["values"], "gen_ppl")) for record in (a, b)]
         evidence = f"by {rule} {shown[0]}, by weight {shown[1]} at w_scg = {a['scg']:g} ({apart:+.1%})"
