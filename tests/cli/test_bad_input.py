@@ -74,6 +74,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate --model nothing", 2, "unknown model 'nothing' (known"),
     ("generate --infill ___", 2, "has no word"),
     ("generate --gap 2", 2, "--gap has no effect without --infill"),
+    ("generate --ug-schedule C", 2, "--ug-schedule has no effect without --ug: give that too"),
     ("generate --trace {text}", 2, "is a file: give the name of a folder"),
     ("generate --model stories-ar --set temperature=", 2, "temperature of ar must be a number, not ''"),
     ("generate --model stories-ar --set temperature=true", 2, "must be a number, not True"),

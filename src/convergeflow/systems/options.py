@@ -32,6 +32,10 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
         base = preset_for(base, schedule, nfe=given.get("nfe"))
     if named is None and given.get("self_condition", "recursive") != "recursive":
         base = replace(base, controls=Controls())  # nobody asked for the refinements of the model's own preset
+    for name in (f.name for f in fields(Controls) if f.name.endswith("_schedule") and f.name in given):
+        strength = name.removesuffix("_schedule")
+        if strength not in given and not getattr(base.controls, strength):
+            raise UserError(f"`{name}` has no effect without `{strength}`: give that too")
     everywhere = given.pop("schedule", None)
     if everywhere is not None:
         given = dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
