@@ -36,6 +36,8 @@ def compare_models(names: Sequence[str], asked: CompareOptions, given: Set[str])
         reference = find_reference(
             real, model.tokenizer, num, length, note, trained_on=model.trained_on, force=asked.force
         )
+        if reference is None:
+            raise UserError(f"there is no real text to take an entropy from: prepare the corpus of {name}, or name it")
     costs = matched.seconds(models, nfe, num, length)
     if asked.dry_run and asked.json:
         print_json({"seconds": sum(costs.values()), "models": costs})
