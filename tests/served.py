@@ -52,11 +52,12 @@ class Running:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(r" at (http://\S+)", line):
-                self.url = found[1]
-                self._said.set()
+        with self.process.stderr as lines:  # it ends with the process
+            for line in lines:
+                self.lines.append(line)
+                if found := re.search(r" at (http://\S+)", line):
+                    self.url = found[1]
+                    self._said.set()
         self._said.set()
 
     @property

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from convergeflow.data.tokenizer import Tokenizer
+    from convergeflow.evaluation.reference import Reference
     from convergeflow.flow.guidance import Controls
     from convergeflow.flow.schedule import Cosine, Gumbel, Linear, Schedule
     from convergeflow.results.frames import Frame, Frames
@@ -163,25 +164,33 @@ def evaluate(
     from convergeflow.evaluation.assess import SampleSet, assessor_for
     from convergeflow.evaluation.protocol import protocols_named
     from convergeflow.evaluation.reference import find_reference
+    from convergeflow.results.cost import check_request
     from convergeflow.results.draw import origin
     from convergeflow.results.record import make
+    from convergeflow.systems.generation import outlined
     from convergeflow.systems.protocol import Samples
 
     chosen = protocols_named(protocol)
     if len(chosen) > 1:
         raise UserError(f"one record has one protocol: call evaluate for each of {protocol}")
+
+    def text_for(tokenizer: Tokenizer | None, num: int, length: int, **how: Any) -> Reference | None:
+        return find_reference(corpus, tokenizer, num, length, lambda message: None, force=force, **how)
+
     if isinstance(model, Samples):
-        drawn, trained_on = SampleSet.of(model, {}, tokenizer), None
-    else:
-        loaded = load(model) if isinstance(model, str | Path) else model
-        about = origin(model, loaded) if isinstance(model, str | Path) else {"method": loaded.method}
-        drawn = SampleSet.of(loaded.generate(num, seed=seed, **sampling), about, loaded.tokenizer)
-        trained_on = loaded.trained_on
-        if corpus is None and isinstance(model, str | Path):
-            corpus = zoo.trained_on(model, drawn.ids.shape[1])
-    size: tuple[int, int] = drawn.ids.shape
-    reference = find_reference(corpus, drawn.tokenizer, *size, lambda message: None, trained_on=trained_on, force=force)
-    return make(assessor_for(reference, scorer or "").assess(drawn, chosen[0]))
+        given = SampleSet.of(model, {}, tokenizer)
+        return make(assessor_for(text_for(tokenizer, *given.ids.shape), scorer or "").assess(given, chosen[0]))
+    loaded = load(model) if isinstance(model, str | Path) else model
+    about = origin(model, loaded) if isinstance(model, str | Path) else {"method": loaded.method}
+    known = {word: sampling[word] for word in ("prompt", "infill", "gap", "length") if word in sampling}
+    length = outlined(loaded, **known).length
+    check_request(loaded, num, length, 1)
+    if corpus is None and isinstance(model, str | Path):
+        corpus = zoo.trained_on(model, length)
+    assessor = assessor_for(text_for(loaded.tokenizer, num, length, trained_on=loaded.trained_on), scorer or "")
+    assessor.check(loaded, chosen)
+    drawn = SampleSet.of(loaded.generate(num, seed=seed, **sampling), about, loaded.tokenizer)
+    return make(assessor.assess(drawn, chosen[0]))
 
 
 if not TYPE_CHECKING:

@@ -32,11 +32,16 @@ def scanned(path: tuple[str, ...]) -> Any:
 
 
 class Registry(Mapping[str, T]):
-    """Name -> thing. `known` holds the things themselves, or "module:attribute" to import on first use."""
+    """Name -> thing. `known` holds the things themselves, or "module:attribute" to import on first use.
 
-    def __init__(self, kind: str, group: str, known: Mapping[str, T | str]) -> None:
+    In a pair with one of these stands, in a line for lists, what it is; things of other packages have no such line.
+    """
+
+    def __init__(self, kind: str, group: str, known: Mapping[str, T | str | tuple[T | str, str]]) -> None:
         self.kind, self.group = kind, f"convergeflow.{group}"
-        self._known = dict(known)
+        pairs = {name: each if isinstance(each, tuple) else (each, "") for name, each in known.items()}
+        self._known = {name: thing for name, (thing, _) in pairs.items()}
+        self._meanings = {name: meaning for name, (_, meaning) in pairs.items()}
 
     def __getitem__(self, name: str) -> T:
         known = self._known.get(name)
@@ -59,6 +64,10 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._known or any(point.name == name for point in self._points())
+
+    def meanings(self) -> dict[str, str]:
+        """Every name with what it is; nothing is imported for that."""
+        return {name: self._meanings.get(name, "") for name in self}
 
     def _points(self) -> metadata.EntryPoints:
         points: metadata.EntryPoints = scanned(tuple(sys.path)).select(group=self.group)

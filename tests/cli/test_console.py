@@ -22,6 +22,14 @@ def test_a_table_is_never_cut_at_the_width_of_the_screen(
     assert "x" * 300 in capsys.readouterr().out
 
 
+def test_a_result_is_a_table_with_sentences_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"rows": [1]}, ["name"], [["a"]], ["a is [better]"]
+    console.print_result(*result, as_json=False)
+    assert capsys.readouterr().out == "name\na\na is [better]\n"
+    console.print_result(*result, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"rows": [1]}
+
+
 def test_json_keeps_letters(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"text": "naïve γ", "n": 1})
     out = capsys.readouterr().out

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import convergeflow
 from convergeflow.cli.main import main
+from convergeflow.data.tokenizer import Tokenizer, byte_tokenizer
+from convergeflow.errors import UserError
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
@@ -108,3 +112,70 @@ def test_options_without_effect_are_refused(tmp_path: Path, capsys: pytest.Captu
     for option in ("--nfe", "--length", "--seed", "--batch"):
         assert main(["evaluate", "--samples", str(tmp_path / "x.jsonl"), option, "8"]) == 2
         assert f"{option} has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--scorer", "exakt"], "did you mean 'exact'"),
+        (["--scorer", "smollm2"], "convergeflow fetch smollm2"),
+        (["--scorer", "."], "does not hold a causal language model"),
+        (["--scorer", "exact", "--protocol", "duo-2026"], "knows ours-1 only"),
+    ],
+)
+@pytest.mark.parametrize("command", [["evaluate"], ["sweep", "--values", "1,2"], ["tune", "--calls", "4"]])
+def test_a_scorer_is_looked_at_before_anything_is_sampled(
+    model: Path,
+    tmp_path: Path,
+    command: list[str],
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ConvergeFlowModel, "sample", not_yet)
+    assert main([command[0], str(model), *command[1:], "--num", "2", *arguments]) == 2
+    assert expected in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def not_yet(*asked: object, **how: object) -> None:
+    raise AssertionError("sampled before everything else was looked at")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "arguments", "expected"),
+    [
+        (byte_tokenizer(), ["--scorer", "exact"], "outside its vocabulary"),
+        (None, ["--scorer", "{gpt2}"], "ids only"),
+        (byte_tokenizer(), ["--scorer", "{gpt2}", "--bound", "1"], "needs held-out text"),
+    ],
+)
+def test_what_no_corpus_can_tell_is_asked_of_the_scorer_before_anything_is_sampled(
+    tmp_path: Path,
+    tokenizer: Tokenizer | None,
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpt2 = scorer_stand_ins.random_gpt2(tmp_path / "gpt2")
+    model = ConvergeFlowModel(ConvergeFlowConfig(vocabulary=257, width=32, depth=1, heads=1, length=16))
+    model.tokenizer = tokenizer
+    model.save_pretrained(tmp_path / "bytes")
+    monkeypatch.setattr(ConvergeFlowModel, "sample", not_yet)
+    words = [word.format(gpt2=gpt2) for word in arguments]
+    assert main(["evaluate", str(tmp_path / "bytes"), "--num", "2", *words]) == 2
+    assert expected in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_python_looks_at_the_scorer_first_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ConvergeFlowModel, "sample", not_yet)
+        for scorer, protocol in (("smollm2", "ours-1"), ("exact", "duo-2026")):
+            with pytest.raises(UserError, match=r"convergeflow fetch smollm2|knows ours-1 only"):
+                convergeflow.evaluate(model, num=2, scorer=scorer, protocol=protocol)
+        for wrong in ({"num": 0}, {"length": 0}):
+            with pytest.raises(UserError, match="at least 1"):
+                convergeflow.evaluate(model, **wrong)
+    assert convergeflow.evaluate(model, num=2, nfe=2, prompt="the fox", length=12)["length"] == 12

@@ -222,7 +222,7 @@ def test_everything_is_listed_without_loading_what_it_names() -> None:
 
 def test_what_is_listed_says_what_it_is_and_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     listed = json.loads(run(capsys, "list", "--json")[1])
-    for kind in ("models", "corpora", "scorers", "recipes", "grids", "solvers", "guidance"):
+    for kind in ("models", "methods", "corpora", "scorers", "recipes", "grids", "solvers", "guidance"):
         assert all(listed[kind].values()), kind
     assert listed["recipes"]["stories"] == "the stories of the package, an hour of one core: convergeflow train stories"
     assert listed["recipes"]["swift"].endswith("minutes of one core: convergeflow distill TEACHER --recipe swift")

@@ -3,12 +3,19 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from convergeflow.cli import console
 from convergeflow.cli.main import main
+from convergeflow.training import automatic, trainer
+from convergeflow.training.estimate import RunCost
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
@@ -141,42 +148,71 @@ def test_no_time_at_all_is_said_of_the_time(tmp_path: Path, capsys: pytest.Captu
     assert "1e-09 minutes are too short" in capsys.readouterr().err
 
 
-def test_minutes_are_kept_by_the_clock(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The trial said that a step takes a millionth of what it does, and the pace is never looked at: the clock ends the
-    run, with a model."""
-    from convergeflow.training import automatic, trainer
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The second that it is, for the command, the plan and the run; it passes when the test says so."""
+    now = [100.0]
+    for room in ("cli.train", "training.automatic", "training.interrupt"):
+        watch = SimpleNamespace(monotonic=lambda: now[0])
+        monkeypatch.setattr(import_module(f"convergeflow.{room}"), "time", watch)
+    return now
 
+
+def steps_take(monkeypatch: pytest.MonkeyPatch, seconds: float, trying: Callable[[], None] = lambda: None) -> None:
+    """The trial says that a training step takes so long; `trying` happens meanwhile."""
     real = automatic.estimate
 
-    def hopeful(*arguments: object) -> object:
-        from dataclasses import replace
+    def told(*arguments: Any) -> RunCost:
+        trying()
+        return replace(real(*arguments), seconds_per_step=seconds)
 
-        return replace(real(*arguments), seconds_per_step=1e-6)  # type: ignore[arg-type]
+    monkeypatch.setattr(automatic, "estimate", told)
 
-    monkeypatch.setattr(automatic, "estimate", hopeful)
+
+def test_minutes_are_kept_by_the_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """12 seconds, of which planning takes 4 and the end is thought to take 3, so that the clock ends the run after 5.
+    It is the clock, for the trial said that a step takes a millionth of its second and the pace is never looked at."""
+
+    def trying() -> None:
+        clock[0] = 104.0
+
+    def second(*arguments: Any) -> Any:
+        clock[0] += 1
+        assert clock[0] < 200, "the clock does not end the run"
+        return train_step(*arguments)
+
+    train_step = trainer.Trainer._train_step
+    monkeypatch.setattr(trainer.Trainer, "_train_step", second)
+    steps_take(monkeypatch, 1e-6, trying)
     monkeypatch.setattr(trainer, "PACE_AFTER", 1 << 40)
     monkeypatch.setattr(trainer, "PACE_EVERY", 1 << 40)
     text, out = one_file(tmp_path), tmp_path / "run"
-    assert main(["train", str(text), *TINY, "--minutes", "0.15", "--out", str(out), "--json"]) == 0
+    assert main(["train", str(text), *TINY, "--minutes", "0.2", "--out", str(out), "--json"]) == 0
     told = capsys.readouterr()
     result = json.loads(told.out)
-    assert not result["finished"] and "the time is up" in told.err and result["step"] > 1
+    assert not result["finished"] and "the time is up" in told.err
+    assert result["step"] == 6  # the time is up before the sixth, which is the last
     assert {choice["what"] for choice in result["choices"]} >= {"tokenizer", "held out", "stage ce"}
     assert main(["generate", "--model", result["model"], "--nfe", "4"]) == 0
 
 
-def test_a_recipe_in_so_many_minutes_or_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_in_so_many_minutes_or_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     few = ["batch=4", "device=cpu", "evaluate_blocks=4", "sample_nfe=4", "--json"]
     assert main(["train", "test", *few, "--steps", "5", "--out", str(tmp_path / "a")]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 5
     saved = json.loads((tmp_path / "a" / "run.json").read_text())
     assert [(stage["steps"], stage["warmup"]) for stage in saved["stages"]] == [(3, 0), (2, 0)]
+    steps_take(monkeypatch, 0.1)
     assert main(["train", "test", *few, "--minutes", "0.3", "--dry-run"]) == 0
     told = json.loads(capsys.readouterr().out)
     ce, mse = told["config"]["stages"]
-    assert ce["steps"] > 30 and ce["steps"] / mse["steps"] == pytest.approx(1.5, rel=0.1)
+    # 18 seconds, 6 of them for beginning and end; the looks at the end of two stages take 9 steps each.
+    assert ce["steps"] + mse["steps"] == int(12 / 0.11) - 18
+    assert ce["steps"] / mse["steps"] == pytest.approx(1.5, rel=0.05)
     assert ce["warmup"] / ce["steps"] == pytest.approx(5 / 30, rel=0.1)
 
 

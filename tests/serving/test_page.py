@@ -103,6 +103,13 @@ LINES = """(() => {
 """Where the lines of the text begin."""
 
 
+LABELS = """[...document.querySelectorAll("svg text")].map((label) => {
+  const { a, b } = label.getScreenCTM();
+  return [label.closest("section").id, Math.hypot(a, b) * parseFloat(getComputedStyle(label).fontSize)];
+})"""
+"""The labels of all charts: where they are, and how large they are on the screen, in pixels."""
+
+
 def generated(**more: Any) -> str:
     """What `convergeflow generate` gives for the same seed."""
     model = cf.load("stories-small")
@@ -309,6 +316,11 @@ def test_the_page_works_by_keyboard_and_on_a_phone(browser: Any, server: Running
     visit = opened(browser, server, viewport={"width": 390, "height": 800}, color_scheme="dark")
     page = visit.page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing runs out of the screen"
+    page.locator("#run-compare").click()
+    happens(page, "document.querySelectorAll('#compare blockquote:empty').length === 0")
+    charts = page.evaluate(LABELS)
+    assert {name for name, _ in charts} == {"triangle", "distances", "compare", "frontier"}
+    assert min(size for _, size in charts) >= 11, charts
     page.locator("#text .token.selected").focus()
     before = page.locator("#pin-where").text_content()
     page.keyboard.press("ArrowLeft")

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from convergeflow.cli.main import main
+from convergeflow.data.tokenizer import byte_tokenizer
 from convergeflow.results.record import frontier_of
 from convergeflow.studies import matched
+from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.zoo import load_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
@@ -83,6 +85,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"] == [verdict]
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").iterdir()}
+
+
+def test_without_real_text_nothing_is_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONVERGEFLOW_CACHE", str(tmp_path / "cache"))
+    model = ConvergeFlowModel(ConvergeFlowConfig(vocabulary=257, width=32, depth=1, heads=1, length=16))
+    model.tokenizer = byte_tokenizer()
+    names = [str(tmp_path / name) for name in ("one", "two")]
+    for name in names:
+        model.save_pretrained(name)
+    monkeypatch.setattr(matched, "seconds", None)  # the trial samples come next
+    assert main(["compare", *names]) == 2
+    assert "there is no real text" in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_direct_predictor_is_read_at_the_settings_that_it_has() -> None:

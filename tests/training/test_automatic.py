@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,8 +57,7 @@ def test_the_size_follows_the_machine_and_the_run_fits_into_its_time(
     work = {shape: automatic._work({"width": shape[0], "depth": shape[1]}, 384) for shape in shapes}
     seconds = {shape: unit * work[shape] / work[128, 4] for shape in shapes}
     monkeypatch.setattr(automatic, "estimate", stand_in(seconds))
-    now = [100.0]
-    monkeypatch.setattr(automatic.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(automatic, "time", SimpleNamespace(monotonic=lambda: 100.0))
     plan = plan_for_text([str(folder)], minutes=3, began=100.0)
     system = plan.config.model.system
     assert (system.width, system.depth) == expected
@@ -70,15 +70,15 @@ def test_the_size_follows_the_machine_and_the_run_fits_into_its_time(
 
 def test_time_that_was_spent_on_the_text_is_not_spent_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "estimate", stand_in({(128, 4): 0.2, (64, 3): 0.05}))
+    monkeypatch.setattr(automatic, "time", SimpleNamespace(monotonic=lambda: 200.0))
     fresh, late = (
-        plan_for_text([str(folder)], ["model.width=128"], minutes=3, began=automatic.time.monotonic() - before)
-        for before in (0.0, 90.0)
+        plan_for_text([str(folder)], ["model.width=128"], minutes=3, began=200.0 - before) for before in (0.0, 90.0)
     )
     assert late.config.total_steps < 0.6 * fresh.config.total_steps
-    hasty = plan_for_text([str(folder)], minutes=3, began=automatic.time.monotonic() - 175)
+    hasty = plan_for_text([str(folder)], minutes=3, began=200.0 - 175)
     assert hasty.config.total_steps == 2  # a step of each stage; the clock will end them
     with pytest.raises(UserError, match="3 minutes are too short"):
-        plan_for_text([str(folder)], minutes=3, began=automatic.time.monotonic() - 181)
+        plan_for_text([str(folder)], minutes=3, began=200.0 - 181)
 
 
 def test_every_choice_is_told_with_a_reason(folder: Path) -> None:

@@ -96,6 +96,8 @@ def served() -> Iterator[tuple[psutil.Process, int]]:
     finally:
         process.terminate()
         process.wait(90)
+        reader.join()
+        process.stderr.close()
 
 
 def point(
@@ -143,6 +145,7 @@ def _drive(port: int, count: int, expected: list[list[int]], calls: int, until: 
                 load.seconds.append(time.monotonic() - began)
                 load.idents.add(answer["id"])
                 load.wrong += choice["tokens"] != expected[seed] or choice["seed"] != seed
+        connection.close()
 
     threads = [threading.Thread(target=client) for _ in range(count)]
     for thread in threads:

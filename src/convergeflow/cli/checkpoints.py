@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convergeflow.cli.console import command_line, note, print_json, print_table, progress
+from convergeflow.cli.console import command_line, note, print_json, print_result, progress
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
 from convergeflow.files import replacing_folder, write_json
 
@@ -51,10 +51,9 @@ def compare_checkpoints(table_file: str, asked: CompareOptions, given: Set[str])
 
     summary = checkpoint_page.write_page(study, list(study.rows()))
     note(f"wrote table.md, table.html, table.json and the frontier in {study.measurer.store.folder}")
-    if asked.json:
-        print_json({name: summary[name] for name in ("title", "about", "rows", "left_out")})
-        return
-    print_table(checkpoint_page.COLUMNS, [checkpoint_page.cells(row) for row in summary["rows"]])
+    told = {name: summary[name] for name in ("title", "about", "rows", "left_out")}
+    rows = [checkpoint_page.cells(row) for row in told["rows"]]
+    print_result(told, checkpoint_page.COLUMNS, rows, as_json=asked.json)
 
 
 def _foretell(study: CheckpointStudy, asked: CompareOptions) -> None:

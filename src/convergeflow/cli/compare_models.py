@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convergeflow.cli.console import command_line, note, print_json, print_table, progress
+from convergeflow.cli.console import command_line, note, print_json, print_result, progress
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def compare_models(names: Sequence[str], asked: CompareOptions, given: Set[str])
         reference = find_reference(
             real, model.tokenizer, num, length, note, trained_on=model.trained_on, force=asked.force
         )
+        if reference is None:
+            raise UserError(f"there is no real text to take an entropy from: prepare the corpus of {name}, or name it")
     costs = matched.seconds(models, nfe, num, length)
     if asked.dry_run and asked.json:
         print_json({"seconds": sum(costs.values()), "models": costs})
@@ -52,12 +54,9 @@ def compare_models(names: Sequence[str], asked: CompareOptions, given: Set[str])
         points = dict(matched.measure(measurer, models, nfe, bar.advance))
     summary = matched.write_matched(measurer, points, nfe)
     note(f"wrote compare.md, compare.json and the frontier in {store.folder}")
-    if asked.json:
-        print_json({name: summary[name] for name in ("nfe", "rows", "verdicts")})
-        return
-    print_table(matched.COLUMNS, [matched.cells(row) for row in summary["rows"]])
-    for verdict in summary["verdicts"]:
-        print(verdict["says"])
+    told = {name: summary[name] for name in ("nfe", "rows", "verdicts")}
+    rows, verdicts = [matched.cells(row) for row in told["rows"]], [verdict["says"] for verdict in told["verdicts"]]
+    print_result(told, matched.COLUMNS, rows, verdicts, as_json=asked.json)
 
 
 def _checked(names: Sequence[str], asked: CompareOptions, given: Set[str]) -> int:

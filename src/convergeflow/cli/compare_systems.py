@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convergeflow.cli import options
-from convergeflow.cli.console import command_line, note, print_json, print_table, progress
+from convergeflow.cli.console import command_line, note, print_json, print_result, progress
 from convergeflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -115,10 +115,6 @@ def _run(studies: list[Study], asked: CompareOptions) -> None:
     summary = summaries[max(summaries)]
     if several:
         note(f"wrote budgets.md, budgets.json and the figure in {out}")
-    if asked.json:
-        shown = {name: summary[name] for name in ("about", "rows", "verdict")}
-        print_json({**shown, "budgets": entries} if several else shown)
-        return
-    print_table(table.COLUMNS, [table.cells(row) for row in summary["rows"]])
-    for sentence in summary["verdict"]:
-        note(sentence)
+    told = {name: summary[name] for name in ("about", "rows", "verdict")} | ({"budgets": entries} if several else {})
+    rows = [table.cells(row) for row in told["rows"]]
+    print_result(told, table.COLUMNS, rows, told["verdict"], as_json=asked.json)

@@ -173,6 +173,23 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any] | Mapping[s
         print(printable("  ".join(padded).rstrip()))
 
 
+def print_result(
+    told: Any,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any] | Mapping[str, Any]],
+    sentences: Sequence[str] = (),
+    *,
+    as_json: bool,
+) -> None:
+    """How a command ends: `told` for machines, or a table for people and what follows from it in sentences."""
+    if as_json:
+        print_json(told)
+        return
+    print_table(columns, rows)
+    for sentence in sentences:
+        print(printable(sentence))
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"

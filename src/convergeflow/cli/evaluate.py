@@ -16,7 +16,7 @@ from convergeflow.markup import printable
 
 if TYPE_CHECKING:
     from convergeflow.data.provenance import TrainedOn
-    from convergeflow.evaluation.assess import SampleSet
+    from convergeflow.data.tokenizer import Tokenizer
     from convergeflow.evaluation.reference import Reference
     from convergeflow.systems.protocol import LanguageModel
 
@@ -71,6 +71,7 @@ def evaluate(
     from convergeflow.evaluation.assess import assessor_for, likelihood_of
     from convergeflow.evaluation.protocol import PROTOCOLS, protocols_named
     from convergeflow.results import draw as room
+    from convergeflow.results.cost import check_request
     from convergeflow.results.record import make, render
 
     chosen = protocols_named(protocol)
@@ -81,31 +82,35 @@ def evaluate(
         made = {"length": length, "batch": batch, "seed": seed, "set": knobs, "keep": keep, "weights": weights != "ema"}
         _refuse_unused(sampling, made, bound)
         drawn = room.read_drawn(samples, num, model)
+        reference = _reference(corpus, drawn.tokenizer, drawn.ids.shape, overlap, None, force)
     else:
         name, seeds = model or zoo.DEFAULT_MODEL, range(seed, seed + (num or 128))
         loaded = zoo.load_model(name, average=weights == "ema", device=device)
         tokens = length or loaded.config.length
+        check_request(loaded, len(seeds), tokens, batch or 1)
         settings = sample_arguments(loaded, sampling, parse_knobs(knobs), tokens)
         about = room.origin(name, loaded, average=weights == "ema")
+        real, size = corpus or zoo.trained_on(name, tokens), (len(seeds), tokens)
+        reference = _reference(real, loaded.tokenizer, size, overlap, loaded.trained_on, force)
+    assessor = assessor_for(reference, scorer, device=device, say=note)
+    if assessor.scorer.name == "exact" and len(chosen) > 1:
+        note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
+        chosen = [PROTOCOLS["ours-1"]]
+    likelihood: dict[str, Any] = {}
+    if loaded is not None:
+        assessor.check(loaded, chosen)
+        if bound:
+            with progress("bounding the likelihood", assessor.num_real) as bar:
+                found = likelihood_of(loaded, reference, draws=bound, seed=seed, progress=bar.advance)
+            likelihood = {"likelihood": found}
         note(f"{len(seeds)} samples of {tokens} tokens are drawn, then scored beside real text")
         with progress("sampling", len(seeds)) as bar:
             drawn = room.draw(
                 loaded, settings, about=about, seeds=seeds, length=length, batch=batch, keep=keep, advance=bar.advance
             )
-    trained = None if loaded is None else zoo.trained_on(model or zoo.DEFAULT_MODEL, drawn.ids.shape[1])
-    reference = _reference(corpus or trained, drawn, overlap, None if loaded is None else loaded.trained_on, force)
-    assessor = assessor_for(reference, scorer, device=device, say=note)
-    if assessor.scorer.name == "exact" and len(chosen) > 1:
-        note("the exact scorer reads ids, so the protocols do not differ: only ours-1 is computed")
-        chosen = [PROTOCOLS["ours-1"]]
     texts = len(drawn.ids) + assessor.num_real
     with progress(f"scoring with {assessor.scorer.name}", texts * len(chosen)) as bar:
-        measured = [assessor.assess(drawn, each, progress=bar.advance) for each in chosen]
-    if bound:
-        assert loaded is not None  # `_refuse_unused` saw to it
-        with progress("bounding the likelihood", assessor.num_real) as bar:
-            likelihood = likelihood_of(loaded, reference, draws=bound, seed=seed, progress=bar.advance)
-        measured = [{**each, "likelihood": likelihood} for each in measured]
+        measured = [{**assessor.assess(drawn, each, progress=bar.advance), **likelihood} for each in chosen]
     records = [make(each, command=command_line()) for each in measured]
     result: dict[str, Any] = records[0] if len(records) == 1 else {"kind": "protocols", "records": records}
     if out is not None:
@@ -115,13 +120,17 @@ def evaluate(
 
 
 def _reference(
-    corpus: str | None, drawn: SampleSet, overlap: bool, trained_on: TrainedOn | None, force: bool
+    corpus: str | None,
+    tokenizer: Tokenizer | None,
+    size: tuple[int, int],
+    overlap: bool,
+    trained_on: TrainedOn | None,
+    force: bool,
 ) -> Reference | None:
-    """The real text for samples, with an index of the training text if its `overlap` is wanted."""
+    """The real text for samples of `size` (n, length), with an index of the training text if `overlap` is wanted."""
     from convergeflow.evaluation.reference import find_reference
 
-    num, length = drawn.ids.shape
-    found = find_reference(corpus, drawn.tokenizer, num, length, note, trained_on=trained_on, force=force)
+    found = find_reference(corpus, tokenizer, *size, note, trained_on=trained_on, force=force)
     if found is None:
         note("no prepared corpus has this tokenizer: only Gen. PPL and entropy are measured (give --corpus for more)")
         return None

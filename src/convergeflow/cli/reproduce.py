@@ -94,20 +94,17 @@ def reproduce(
     # Some experiments get a page of their own: the report of all must survive it.
     page = "report" if "all" in names else "-".join(each.name for each in chosen)
     finished = report.reproduce(chosen, store, sizes, page=page)
-    if json:
-        console.print_json(
-            {"scale": scale, "verdicts": report.counts(finished), "experiments": [d.describe() for d in finished]}
-        )
-        return
-    console.print_table(
+    console.print_result(
+        {"scale": scale, "verdicts": report.counts(finished), "experiments": [d.describe() for d in finished]},
         ("experiment", "claim", "verdict"),
         [
             [done.experiment.name, claim, str(judgement.verdict)]
             for done in finished
             for claim, judgement in done.judgements.items()
         ],
+        [f"report: {store.folder / page}.html"],
+        as_json=json,
     )
-    print(f"report: {store.folder / page}.html")
 
 
 def _store(folder: Path, judge: bool) -> Store:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from convergeflow.cli import options
-from convergeflow.cli.console import command_line, hint, note, print_json, print_table, progress
+from convergeflow.cli.console import command_line, hint, note, print_result, progress
 from convergeflow.errors import UserError
 
 COLUMNS = ("condition", "steps", "refine", "scg", "temperature", "solver", "grid", "gen_ppl", "gen_ppl_se", "entropy")
@@ -82,8 +82,6 @@ def tune(
         result = {"kind": "tuned", "format": 1, **study.tune(tuning, calls, grid=grid), "command": command_line()}
     path = folder / f"tuned-{calls}.json"
     files.write_json(path, result)
-    if json:
-        print_json(result)
-        return
-    print_table(["", *COLUMNS], [{"": label, **row} for label, row in result["fresh"].items()])
-    print(f"\nchosen: {result['chosen']}; use it with: " + hint("generate", "--model", name, "--preset", path))
+    rows = [{"": label, **row} for label, row in result["fresh"].items()]
+    use = f"chosen: {result['chosen']}; use it with: " + hint("generate", "--model", name, "--preset", path)
+    print_result(result, ["", *COLUMNS], rows, ["", use], as_json=json)

@@ -15,20 +15,23 @@ CORPORA: Registry[Callable[..., Any]] = Registry(
     "corpus or file",
     "corpora",
     {
-        "stories": "convergeflow.data.stories:stories_law",
-        "sotu": "convergeflow.data.sources:speeches",
-        "basic": "convergeflow.data.bibles:basic",
-        "kjv": "convergeflow.data.bibles:kjv",
-        "asv": "convergeflow.data.bibles:asv",
+        "stories": (
+            "convergeflow.data.stories:stories_law",
+            "children's stories from a seeded program; their likelihood and entropy are exact",
+        ),
+        "sotu": ("convergeflow.data.sources:speeches", "249 State of the Union speeches (convergeflow fetch sotu)"),
+        "basic": (
+            "convergeflow.data.bibles:basic",
+            "the Bible in Basic English by chapter, simple sentences (convergeflow fetch basic)",
+        ),
+        "kjv": (
+            "convergeflow.data.bibles:kjv",
+            "the King James Bible, the same chapters in harder English (convergeflow fetch kjv)",
+        ),
+        "asv": (
+            "convergeflow.data.bibles:asv",
+            "the American Standard Version, the same chapters (convergeflow fetch asv)",
+        ),
     },
 )
 """Corpora by name: sources of documents, and the stories, whose law writes tokens itself."""
-
-SUMMARIES = {
-    "stories": "children's stories from a seeded program; their likelihood and entropy are exact",
-    "sotu": "249 State of the Union speeches (convergeflow fetch sotu)",
-    "basic": "the Bible in Basic English by chapter, simple sentences (convergeflow fetch basic)",
-    "kjv": "the King James Bible, the same chapters in harder English (convergeflow fetch kjv)",
-    "asv": "the American Standard Version, the same chapters (convergeflow fetch asv)",
-}
-"""One line on each corpus of the package."""

@@ -142,6 +142,14 @@ class Assessor:
         """How many real texts there are beside the samples."""
         return 0 if self.reference is None or self.reference.real is None else len(self.reference.real)
 
+    def check(self, model: LanguageModel, protocols: Sequence[Protocol]) -> None:
+        """Score the last tokens that a model knows: what the scorer refuses, it refuses before samples are made."""
+        tokenizer = model.tokenizer
+        size = int(model.config.vocabulary) if tokenizer is None else tokenizer.size
+        texts = Texts.from_ids(np.arange(max(0, size - 4), size)[None], tokenizer)
+        for protocol in protocols:
+            self.scorer.score(texts, protocol)
+
     def assess(self, samples: SampleSet, protocol: Protocol, *, progress: Advance = silent) -> dict[str, Any]:
         """Everything that is measured of a set of samples, as JSON values; `progress` counts the texts scored."""
         reference = self.reference

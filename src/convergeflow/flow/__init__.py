@@ -17,11 +17,11 @@ SOLVERS: Registry[Solver] = Registry(
     "solver",
     "solvers",
     {
-        "euler": "convergeflow.flow.solver:EULER",
-        "euler-noise": "convergeflow.flow.solver:EULER_NOISE",
-        "multistep": "convergeflow.flow.solver:MULTISTEP",
-        "heun": "convergeflow.flow.solver:HEUN",
-        "kernel": "convergeflow.flow.solver:KERNEL",
+        "euler": ("convergeflow.flow.solver:EULER", "first order, data form: the paper's"),
+        "euler-noise": ("convergeflow.flow.solver:EULER_NOISE", "first order, noise form; the same without `ug`"),
+        "multistep": ("convergeflow.flow.solver:MULTISTEP", "second order from the step before, no extra calls"),
+        "heun": ("convergeflow.flow.solver:HEUN", "second order, two predictions a step"),
+        "kernel": ("convergeflow.flow.solver:KERNEL", "follows the exact kernel between calls, and on to the end"),
     },
 )
 """How one step is made from predictions."""
@@ -30,12 +30,12 @@ GRIDS: Registry[Callable[[int, Schedule], Tensor]] = Registry(
     "grid",
     "grids",
     {
-        "midpoint": "convergeflow.flow.grid:midpoint_grid",
-        "langflow": "convergeflow.flow.grid:langflow_grid",
-        "log-snr": "convergeflow.flow.grid:log_snr_grid",
-        "closing": "convergeflow.flow.grid:closing_grid",
-        "early": "convergeflow.flow.grid:early_grid",
-        "theorem": "convergeflow.flow.grid:theorem_points",
+        "midpoint": ("convergeflow.flow.grid:midpoint_grid", "t = (i + 0.5)/N, the paper's"),
+        "langflow": ("convergeflow.flow.grid:langflow_grid", "N even times from end to end, as in LangFlow's code"),
+        "log-snr": ("convergeflow.flow.grid:log_snr_grid", "the midpoint grid's ends, even in log-SNR between them"),
+        "closing": ("convergeflow.flow.grid:closing_grid", "a midpoint grid, then on to where every word is decided"),
+        "early": ("convergeflow.flow.grid:early_grid", "the midpoint grid pulled towards noise, for few calls"),
+        "theorem": ("convergeflow.flow.grid:theorem_points", "steps that shrink towards the end as Theorem 1 asks"),
     },
 )
 """The times of a number of steps under a schedule."""

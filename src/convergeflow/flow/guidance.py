@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # naming the controls must not load torch
     from convergeflow.flow.schedule import Coefficients, Schedule
 
 
-_OF_THE_PAPER: dict[str, Callable[[Coefficients], Tensor]] = {
-    "A": lambda at: at.sigma.new_ones(at.sigma.shape),
-    "B": lambda at: 1.0 / (1.0 + (at.sigma / at.alpha).sqrt()),
-    "C": lambda at: 1.0 / (1.0 + at.sigma / at.alpha),
+_OF_THE_PAPER: dict[str, tuple[Callable[[Coefficients], Tensor], str]] = {
+    "A": (lambda at: at.sigma.new_ones(at.sigma.shape), "constant strength"),
+    "B": (lambda at: 1.0 / (1.0 + (at.sigma / at.alpha).sqrt()), "over 1 + sqrt(sigma/alpha): weaker in the noise"),
+    "C": (lambda at: 1.0 / (1.0 + at.sigma / at.alpha), "over 1 + sigma/alpha: weakest in the noise"),
 }
 GUIDANCE: Registry[Callable[[Coefficients], Tensor]] = Registry("guidance schedule", "guidance", _OF_THE_PAPER)
 """The factor in (0, 1] by which a nominal strength is multiplied at a noise level."""

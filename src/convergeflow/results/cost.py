@@ -17,6 +17,8 @@ LINE_BYTES = 600
 
 def check_request(model: LanguageModel, num: int, length: int, size: int, file: Path | None = None) -> None:
     """Refuse what needs more memory, or more space for its `file`, than there is; `size` samples share a call."""
+    if num < 1 or length < 1:
+        raise UserError("the number of samples and their length must be at least 1")
     check_length(model, length)
     vocabulary, width = int(model.config.vocabulary), int(model.config.width)
     size = min(size, num)

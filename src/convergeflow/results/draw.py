@@ -129,6 +129,7 @@ class Measurer:
         name = f"{name}-{digest(whole)[:10]}"
 
         def make() -> record.Record:
+            self.assessor.check(model, [self.protocol])
             began = time.perf_counter()
             drawn = draw(
                 model, options, about=about, seeds=self.seeds, length=self.length, batch=self.batch, advance=advance

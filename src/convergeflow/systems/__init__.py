@@ -21,16 +21,37 @@ METHODS: Registry[type[LanguageModel]] = Registry(
     "method",
     "systems",
     {
-        OURS: "convergeflow.systems.convergeflow:ConvergeFlowModel",
-        "ar": "convergeflow.systems.autoregressive:AutoregressiveModel",
-        "mdlm": "convergeflow.systems.mdlm:MdlmModel",
-        "sedd-absorb": "convergeflow.systems.sedd:SeddAbsorbModel",
-        "sedd-uniform": "convergeflow.systems.sedd:SeddUniformModel",
-        "duo": "convergeflow.systems.duo:DuoModel",
-        "flm": "convergeflow.systems.flm:FlmModel",
-        "langflow": "convergeflow.systems.langflow:LangFlowModel",
-        "elf": "convergeflow.systems.elf:ElfModel",
-        "plaid": "convergeflow.systems.plaid:PlaidModel",
+        OURS: (
+            "convergeflow.systems.convergeflow:ConvergeFlowModel",
+            "the paper's flow: embedding-weighted predictor, MSE objective",
+        ),
+        "ar": (
+            "convergeflow.systems.autoregressive:AutoregressiveModel",
+            "autoregressive transformer: next-token prediction, exact likelihood",
+        ),
+        "mdlm": ("convergeflow.systems.mdlm:MdlmModel", "masked diffusion with the SUBS parameterisation"),
+        "sedd-absorb": (
+            "convergeflow.systems.sedd:SeddAbsorbModel",
+            "score entropy discrete diffusion, absorbing state",
+        ),
+        "sedd-uniform": (
+            "convergeflow.systems.sedd:SeddUniformModel",
+            "score entropy discrete diffusion, uniform state",
+        ),
+        "duo": ("convergeflow.systems.duo:DuoModel", "uniform-state diffusion with a Gaussian curriculum"),
+        "flm": ("convergeflow.systems.flm:FlmModel", "flow on one-hot vectors with a time warp by argmax accuracy"),
+        "langflow": (
+            "convergeflow.systems.langflow:LangFlowModel",
+            "ConvergeFlow's network trained by cross-entropy, sampled with the previous step's prediction",
+        ),
+        "elf": (
+            "convergeflow.systems.elf:ElfModel",
+            "ELF-like: flow on the outputs of a frozen contextual encoder, with a trained decoder, on the shared trunk",
+        ),
+        "plaid": (
+            "convergeflow.systems.plaid:PlaidModel",
+            "likelihood-trained diffusion on low-dimensional token embeddings",
+        ),
     },
 )
 """Method name -> class."""
@@ -54,20 +75,6 @@ IMPORTED: Registry[type[LanguageModel]] = Registry(
     },
 )
 """Systems with their authors' own networks and weights, which `convergeflow import` makes; they are not trained."""
-
-SUMMARIES = {
-    OURS: "the paper's flow: embedding-weighted predictor, MSE objective",
-    "ar": "autoregressive transformer: next-token prediction, exact likelihood",
-    "mdlm": "masked diffusion with the SUBS parameterisation",
-    "sedd-absorb": "score entropy discrete diffusion, absorbing state",
-    "sedd-uniform": "score entropy discrete diffusion, uniform state",
-    "duo": "uniform-state diffusion with a Gaussian curriculum",
-    "flm": "flow on one-hot vectors with a time warp by argmax accuracy",
-    "langflow": "ConvergeFlow's network trained by cross-entropy, sampled with the previous step's prediction",
-    "elf": "ELF-like: flow on the outputs of a frozen contextual encoder, with a trained decoder, on the shared trunk",
-    "plaid": "likelihood-trained diffusion on low-dimensional token embeddings",
-}
-"""One line on each system of the package, for lists and reports."""
 
 
 def rivals() -> list[str]:

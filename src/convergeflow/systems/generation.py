@@ -61,7 +61,9 @@ class Outline:
         return {} if self.clamp is None else {"clamp": self.clamp}
 
 
-def outlined(model: LanguageModel, prompt: str | None, infill: str | None, gap: int, length: int | None) -> Outline:
+def outlined(
+    model: LanguageModel, prompt: str | None = None, infill: str | None = None, gap: int = 4, length: int | None = None
+) -> Outline:
     """The length of a sample and its known tokens; a text behind the known one fills the model's own length."""
     clamp = known_text(model.tokenizer, prompt, infill, gap, longest(model))
     if clamp is None:

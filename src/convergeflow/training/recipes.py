@@ -27,13 +27,21 @@ def read_recipe(name: str) -> dict[str, Any]:
             raise UserError(f"no configuration file {name!r}")
         values = read_yaml(name)
     elif name in recipes():
-        text = (resources.files("convergeflow") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-        values = parse_yaml(text)
+        values = parse_yaml(_text(name))
     else:
         raise unknown_name("recipe", name, recipes())
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{name} does not hold keys and values")
     return values
+
+
+def meaning_of(name: str) -> str:
+    """What a recipe of the package teaches and how long it takes: its first line."""
+    return _text(name).partition("\n")[0].removeprefix("# ")
+
+
+def _text(name: str) -> str:
+    return (resources.files("convergeflow") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:

@@ -1,21 +1,24 @@
 // Normalised distances to the nearest and second-nearest embedding over log-SNR: where they part, words are decided.
 import { el, svg } from "./dom.js";
 
-const WIDTH = 420, HEIGHT = 250, LEFT = 44, RIGHT = 12, ABOVE = 12, BOTTOM = 36;
+const HEIGHT = 240, LEFT = 44, RIGHT = 16, ABOVE = 12, BOTTOM = 36;
 
 export class DistancesPanel {
   constructor(title = "") {
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": `${title || "Distances"}: nothing to show yet.` });
+    this.picture = svg("svg", { height: HEIGHT, class: "chart", role: "img", "aria-label": `${title || "Distances"}: nothing to show yet.` });
+    new ResizeObserver(() => this.asked && this.show(...this.asked)).observe(this.picture); // in pixels, as the frontier
     this.title = title;
     this.node = el("div", {}, this.picture,
       el("div", { class: "legend" }, el("span", { class: "key nearest" }, "nearest"), el("span", { class: "key second" }, "second nearest"), el("span", { class: "quiet" }, "bands: 1st to 99th percentile of positions")));
   }
 
   show(story, index, position = null, top = null) {
+    this.asked = [story, index, position, top];
+    const { width } = this.picture.getBoundingClientRect();
     const frames = story.frames.filter((frame) => frame.block === story.frames[Math.min(index, story.length - 1)].block);
     this.picture.replaceChildren();
     if (!frames.length || !frames[0].nearest) {
-      this.picture.append(svg("text", { x: WIDTH / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "no embeddings to measure from"));
+      this.picture.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "no embeddings to measure from"));
       this.picture.setAttribute("aria-label", "No distances.");
       return;
     }
@@ -23,18 +26,18 @@ export class DistancesPanel {
     const [x0, x1] = [Math.min(...rows.map((row) => row.x)), Math.max(...rows.map((row) => row.x))];
     const low = Math.min(0.8, ...rows.map((row) => row.nearest[0])) * 0.97;
     const high = top ?? Math.max(1.4, ...rows.map((row) => row.second[2])) * 1.1;
-    const X = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (WIDTH - LEFT - RIGHT);
+    const X = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);
     const Y = (value) => HEIGHT - BOTTOM - (Math.log(Math.max(value, low) / low) / Math.log(high / low)) * (HEIGHT - ABOVE - BOTTOM);
     for (const tick of [0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 7, 10, 20, 50].filter((tick) => tick >= low && tick <= high))
       this.picture.append(
-        svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: Y(tick), y2: Y(tick), class: tick === 1 ? "one" : "grid" }),
+        svg("line", { x1: LEFT, x2: width - RIGHT, y1: Y(tick), y2: Y(tick), class: tick === 1 ? "one" : "grid" }),
         svg("text", { x: LEFT - 6, y: Y(tick) + 4, "text-anchor": "end" }, tick),
       );
     for (const part of [0, 0.25, 0.5, 0.75, 1]) {
       const value = x0 + part * (x1 - x0);
       this.picture.append(svg("text", { x: X(value), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, value.toFixed(1)));
     }
-    this.picture.append(svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle", class: "quiet" }, "log-SNR of the state"));
+    this.picture.append(svg("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle", class: "quiet" }, "log-SNR of the state"));
     for (const name of ["second", "nearest"]) {
       const there = rows.map((row) => `${X(row.x)},${Y(row[name][2])}`);
       const back = rows.map((row) => `${X(row.x)},${Y(row[name][0])}`).reverse();

@@ -115,6 +115,8 @@ class Bench:
             return {**self.score(ids[rule]), **facts}
 
         if not self.store.has("samples", key):
+            if self.store.measuring:
+                self.assessor.check(self.load(kept), [self.protocol])
             self.samples(kept, settings, num)  # not within the point, so that all processes share the parts
 
         record = self.store.point("samples", key, compute, label=label if rule == "weight" else f"{label}, {rule}")

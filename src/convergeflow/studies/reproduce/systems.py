@@ -82,6 +82,7 @@ def _other(bench: Bench, name: str) -> dict[str, Any]:
         model = load_model(kept.folder)
         if model.config.vocabulary != bench.reference.vocabulary:
             return {"skipped": "another vocabulary"}
+        bench.assessor.check(model, [bench.protocol])
         drawn = model.sample(scale.num_samples, scale.length, seeds=seeds_of(scale.num_samples), nfe=NFE)
         return {**bench.score(drawn.ids.numpy()), "method": model.method, "nfe_counted": drawn.nfe}
 
