@@ -236,6 +236,22 @@ def test_peaks_that_rise_from_tile_to_tile(use: Use) -> None:
     assert relative(again.mu, formula(falling, targets)["mu"]) < 1e-5
 
 
+def test_no_rows(use: Use) -> None:
+    """Where every position is decided nothing is left for the head."""
+    use(FLOAT32)
+    parts = {name: part.float() for name, part in problem(4, 100, 16, 16).items()}
+    for name in ("h", "x", "kernel"):
+        parts[name] = parts[name][:0].requires_grad_()
+    parts["weight"].requires_grad_()
+    found = ours(parts, torch.zeros(0, dtype=torch.long))
+    assert found.mu.shape == (0, 16)
+    for name in ("log_normaliser", "token", "top_weight", "entropy", "cross_entropy"):
+        assert getattr(found, name).shape == (0,), name
+    (found.mu.sum() + found.cross_entropy.sum()).backward()  # type: ignore[union-attr]
+    assert parts["h"].grad is not None and not parts["weight"].grad.any()  # type: ignore[union-attr]
+    assert fused.kernel_scores(parts["x"].detach(), parts["table"]).shape == (0, 100)
+
+
 def test_the_lowest_id_among_equals(use: Use) -> None:
     use(FLOAT32)
     parts = {name: part.float() for name, part in problem(4, 100, 16, 16).items()}

@@ -320,9 +320,12 @@ class Accelerated:
 
     def _rows(self, num: int, tiles: Tiles) -> list[slice]:
         height = max(1, min(num, self._cells(tiles) // LEAST_TOKENS))
-        return [slice(low, min(low + height, num)) for low in range(0, num, height)]
+        # Where every position is decided there are no rows: the answers are empty then.
+        return [slice(low, min(low + height, num)) for low in range(0, num, height)] or [slice(0, 0)]
 
     def _tokens(self, rows: slice, vocabulary: int, tiles: Tiles, plan: Asked) -> list[slice]:
+        if rows.stop == rows.start:
+            return []
         width = self._cells(tiles) // (rows.stop - rows.start) // LEAST_TOKENS * LEAST_TOKENS
         width = max(1, min(vocabulary, max(width, LEAST_TOKENS) if plan.tile is None else plan.tile))
         return [slice(low, min(low + width, vocabulary)) for low in range(0, vocabulary, width)]
