@@ -279,6 +279,41 @@ def test_a_float32_is_three_numbers_in_half_precision() -> None:
     assert relative(found, a.double() @ b.double().T) < 1e-6
 
 
+@pytest.mark.parametrize("version", ["2.7", "2.9", "2.10"])
+def test_sums_in_float32_ask_each_torch_for_what_it_has(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.8 and 2.9 make float32 of products in half precision, but add them only to a tensor in half precision."""
+
+    def product(a: Tensor, b: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        assert a.dtype == b.dtype == torch.bfloat16 and dtype == torch.float32
+        made = a.float() @ b.float()
+        return made if out is None else out.copy_(made)
+
+    def added(to: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype, *, out: Tensor) -> Tensor:
+        if to.dtype != a.dtype and version == "2.9":
+            raise RuntimeError(f"self and mat2 must have the same dtype, but got {to.dtype} and {a.dtype}")
+        return out.copy_(to + product(a, b, dtype))
+
+    def overloads() -> list[str]:
+        return ["default", "out"] if version == "2.7" else ["default", "dtype", "dtype_out", "out"]
+
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(f"{version}.0+cu128"))
+    for packet, asked in ((torch.ops.aten.mm, product), (torch.ops.aten.addmm, added)):
+        monkeypatch.setattr(packet, "dtype_out", asked)
+        monkeypatch.setattr(packet, "overloads", overloads)
+    monkeypatch.setattr(torch.ops.aten.mm, "dtype", product)
+    monkeypatch.setattr(accelerated, "runs_triton", lambda device: True)
+    for kept in (accelerated._has_float32_sums, accelerated._adds_to_float32):
+        kept.cache_clear()
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(8, 8, generator=rng).bfloat16() for _ in range(2))
+    out = torch.full((8, 8), torch.nan)
+    accelerated.accumulate(out, a, b, fresh=True)
+    accelerated.accumulate(out, b, a, fresh=False)
+    torch.testing.assert_close(out, a.float() @ b.float() + b.float() @ a.float())
+    for kept in (accelerated._has_float32_sums, accelerated._adds_to_float32):
+        kept.cache_clear()
+
+
 def test_nothing_is_read_from_a_device_without_data() -> None:
     """On the meta device every host read raises, and so does an operation on two devices."""
     parts = {name: part.float().to("meta").requires_grad_() for name, part in problem(6, 50, 16, 16).items()}
