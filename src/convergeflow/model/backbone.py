@@ -86,6 +86,7 @@ class NoiseLevelEmbedding(nn.Module):
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # kept for calls outside of it
 def _rotation(length: int, half: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     # Computed, not stored: transformers fills non-persistent buffers with garbage when it loads a model.
     rate = 1.0 / 10_000.0 ** (torch.arange(half, device=device, dtype=torch.float32) / half)
