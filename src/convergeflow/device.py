@@ -15,10 +15,11 @@ bfloat16 is slower than float32.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from torch.nn import functional
 from convergeflow.errors import UserError, unknown_name
 
 NAMES = ("auto", "cpu", "cuda", "mps")
+WITHOUT_FLOAT64 = ("mps",)
+READS_LATE = ("mps",)
+"""A copy that is not waited for reads the host's memory after the call, when it may be gone."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,9 @@ def precision_of(device: torch.device, table: torch.dtype = torch.float32) -> Pr
     if table == torch.float64:
         return DOUBLE
     if _chosen and _chosen[-1] != PUBLISHED:
-        return PRECISIONS[_chosen[-1]] if device.type != "mps" else SINGLE
-    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    own = SINGLE if device.type == "mps" else HALF if half else REDUCED if reduces(device) else FULL
+        return PRECISIONS[_chosen[-1]] if device.type not in WITHOUT_FLOAT64 else SINGLE
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    own = SINGLE if device.type in WITHOUT_FLOAT64 else HALF if half else REDUCED if reduces(device) else FULL
     return replace(own, rounded=torch.bfloat16) if _chosen else own
 
 
@@ -235,7 +239,23 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 def state_dtype_of(device: torch.device) -> torch.dtype:
     """The most precise format for the sampler's state on a device."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def widest(tensor: Tensor) -> Tensor:
+    """In the most precise format of its device."""
+    return tensor.to(state_dtype_of(tensor.device))
+
+
+def onto(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device, float64 in the most precise format there; the host does not wait."""
+    dtype = state_dtype_of(device) if tensor.dtype == torch.float64 else tensor.dtype
+    return tensor.to(device, dtype, non_blocking=tensor.is_cpu and device.type not in READS_LATE)
+
+
+def matching(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor of the host's where another one is and in its format; the host does not wait."""
+    return onto(tensor, like.device).to(like)
 
 
 def visible_to(rank: int) -> dict[str, str]:
@@ -275,16 +295,22 @@ def memory_of(device: torch.device) -> Memory:
 
 
 def compiles(device: torch.device) -> bool:
-    """Whether compiling the trunk pays there."""
-    return device.type == "cuda"
+    """Whether compiling the trunk pays there: it takes Triton, which Windows lacks and which wants Volta or newer."""
+    return device.type == "cuda" and has_triton() and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the package is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 TRITON_BACKEND = "cuda"
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels, and the library's products with float32 sums, run there."""
-    return device.type == TRITON_BACKEND
+    """Whether Triton's kernels, and the library's products with float32 sums, run there: on NVIDIA's GPUs."""
+    return device.type == TRITON_BACKEND and torch.version.hip is None
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -3,6 +3,7 @@
 On `meta` a tensor has a shape and no values, and an operation that mixes it with a CPU tensor raises, as on any
 accelerator. What the host reads of such a tensor (an `item`, a branch, a mask turned into indices, a copy to the CPU)
 stops it until the device has caught up. `HostReads` counts these and answers with made-up values of the right shape.
+It counts too what the host sends in a way that waits until the device takes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ META = torch.device("meta")
 
 
 class HostReads(TorchDispatchMode):
-    """Counts reads of meta tensors by the host; every number that is read is `value`."""
+    """Counts where the host waits for a meta tensor; every number that is read is `value`."""
 
     def __init__(self, value: float = 1.0) -> None:
         super().__init__()
@@ -53,6 +54,10 @@ class HostReads(TorchDispatchMode):
                 )
             if func is aten.copy_.default and not args[0].is_meta:
                 return self._read(func, args[0].fill_(self.value))
+            if func is aten.copy_.default and not args[1].is_meta and not (kwargs.get("non_blocking") or any(args[2:])):
+                self.seen.append(f"{func} from the host")
+        elif func is aten._to_copy.default and _kind(kwargs.get("device")) == "meta" and not kwargs.get("non_blocking"):
+            self.seen.append(f"{func} from the host")
         return func(*args, **kwargs)
 
     def _read(self, func: Any, answer: Any) -> Any:
@@ -75,3 +80,13 @@ def _is_mask(index: Tensor | None) -> bool:
 
 def _indices(index: Tensor | None) -> Any:
     return tuple(torch.zeros(index.numel(), dtype=torch.long, device=META)) if _is_mask(index) else index
+
+
+class WithoutFloat64(HostReads):
+    """A device that has no float64, as Apple's: an operation that makes one raises."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        for each in tree_leaves(found):
+            assert not (isinstance(each, Tensor) and each.is_meta and each.dtype == torch.float64), func
+        return found

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from host_reads import META, HostReads
+from published import SOURCES, published
 from ten_sentences import LENGTH, TOKENS, fresh, stage
 
+from convergeflow import device
 from convergeflow.device import Placement
 from convergeflow.flow import GRIDS, SOLVERS
 from convergeflow.flow.grid import training_times
@@ -19,6 +21,7 @@ from convergeflow.sampling.settings import PRESETS, Settings
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems import METHODS, rivals
 from convergeflow.training import estimate as cost
+from convergeflow.training.ahead import Ahead
 from convergeflow.training.config import EmaConfig, OptimizerConfig, StageConfig, from_dict
 from convergeflow.training.ema import WeightAverage
 from convergeflow.training.optimizer import StageOptimizer
@@ -94,6 +97,23 @@ def test_a_rival_samples_without_waiting(name: str) -> None:
         assert reads_of(model, 12) == reads_of(model, 6)
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_published_system_samples_without_waiting(name: str) -> None:
+    model = published(name).to(META)
+    if name == "ar":
+        assert reads_of(model, 1, length=12) == reads_of(model, 1, length=6)
+    else:
+        assert reads_of(model, 13, length=16) == reads_of(model, 7, length=16)
+
+
+def test_a_published_system_goes_on_from_a_prompt_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = published("elf").to(META)
+    monkeypatch.setattr(model, "encode", lambda tokens: torch.zeros(*tokens.shape, model.config.latent, device=META))
+    clamp = Clamp(torch.zeros(16, dtype=torch.long), torch.arange(16) < 4)
+    with HostReads():
+        model.sample(2, 16, seeds=[0, 1], nfe=9, text_guidance=2.0, clamp=clamp)
+
+
 def settings(**changes: Any) -> dict[str, Any]:
     return changes
 
@@ -157,6 +177,18 @@ def test_an_optimizer_goes_on_where_its_parameters_are(optimizer: str) -> None:
             assert all(value.is_meta for key, value in values.items() if key != "step" or counts_there)
             assert "step" not in values or values["step"].dtype == torch.float32
     assert any(part.defaults.get("fused") for part in after.parts), "the case that mixed devices must be among these"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_tokens_are_sent_without_waiting_where_they_are_read_in_time(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "READS_LATE", ("meta",) if late else ())
+    ahead = Ahead(lambda step: TOKENS, META, 3)
+    with HostReads() as reads:
+        assert ahead(0).is_meta and ahead(1).is_meta
+    ahead.close()
+    assert len(reads.seen) == (2 if late else 0)
 
 
 def test_average_norm_and_clipping_ask_nothing_of_the_device() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,35 @@ def test_every_network_call_runs_in_the_devices_format(name: str, half: None) ->
     assert len(seen) > 4 and set(seen) == {torch.bfloat16}
     assert samples.settings["precision"]["trunk"] == "bfloat16"
     assert samples.settings["precision"]["kernel"] == "float32", "near the data the kernel is tens of nats"
+
+
+def test_a_gpu_that_emulates_bfloat16_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch says yes of a T4 if it is not asked about emulation; kernels in bfloat16 do not compile for it."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda where: True)
+    for capability, column in ((7, device.FULL), (8, HALF), (9, HALF)):
+        chip = SimpleNamespace(major=capability)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where, chip=chip: chip)
+        assert precision_of(torch.device("cuda")) == column
+
+
+def test_the_trunk_is_compiled_where_triton_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    for installed, capability, pays in ((True, (8, 0), True), (False, (8, 0), False), (True, (6, 0), False)):
+        monkeypatch.setattr(device, "has_triton", lambda installed=installed: installed)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda where, capability=capability: capability)
+        assert device.compiles(cuda) is pays
+    assert not device.compiles(torch.device("cpu"))
+
+
+def test_amd_gpus_run_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton refuses products in split float32 (tf32x3) for them."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert device.runs_triton(torch.device("cuda"))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not device.runs_triton(torch.device("cuda"))
 
 
 def test_a_chosen_precision_ends_with_its_block() -> None:

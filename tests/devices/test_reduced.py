@@ -24,7 +24,7 @@ from convergeflow.model import fused
 from convergeflow.model.fused import exact_products, filled_in, weigh
 from convergeflow.randomness import RowDraws
 from convergeflow.training.config import resolve
-from convergeflow.training.run import Reporter, train
+from convergeflow.training.run import Reporter, make_accelerator, train
 from convergeflow.training.trainer import Trainer
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -159,6 +159,18 @@ def test_the_table_says_what_holds_and_ends_with_the_block(able: None) -> None:
     assert precision_of(CPU) == FULL and torch.get_float32_matmul_precision() == "highest"
 
 
+class Kept(torch.nn.Linear):
+    """Notes under which autocast it is called, and whether that keeps casts."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self) -> Tensor:  # type: ignore[override]
+        self.seen.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+        return self.weight
+
+
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:
     """One for bfloat16; the library keeps what the first one of a process was made for."""
@@ -187,6 +199,19 @@ def test_steps_are_reduced_and_looking_is_not(
     config = config.model_copy(update={"stages": (config.stages[0].model_copy(update={"steps": 2, "warmup": 0}),)})
     Trainer(config, Watched(), ToyCorpus(), tmp_path, accelerator=accelerator).run()  # type: ignore[arg-type]
     assert seen == {"loss": {(not distilled, True)}, "monitor": {(False, False)}, "sample": {(False, False)}}
+
+
+def test_a_weight_is_cast_for_each_pass() -> None:
+    """Older versions of torch gave the cast of a pass without gradients to the pass with them, which then had none."""
+    AcceleratorState._reset_state(True)
+    prepared = make_accelerator(resolve("test", ["precision=bf16", "device=cpu"]))
+    model = prepared.prepare_model(Kept())
+    with prepared.autocast():
+        assert torch.is_autocast_enabled("cpu") and not torch.is_autocast_cache_enabled()
+        model()
+    model()
+    assert model.seen == [(True, False)] * 2
+    AcceleratorState._reset_state(True)
 
 
 def test_a_cpu_without_the_instructions_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

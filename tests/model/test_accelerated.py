@@ -236,6 +236,22 @@ def test_peaks_that_rise_from_tile_to_tile(use: Use) -> None:
     assert relative(again.mu, formula(falling, targets)["mu"]) < 1e-5
 
 
+def test_no_rows(use: Use) -> None:
+    """Where every position is decided nothing is left for the head."""
+    use(FLOAT32)
+    parts = {name: part.float() for name, part in problem(4, 100, 16, 16).items()}
+    for name in ("h", "x", "kernel"):
+        parts[name] = parts[name][:0].requires_grad_()
+    parts["weight"].requires_grad_()
+    found = ours(parts, torch.zeros(0, dtype=torch.long))
+    assert found.mu.shape == (0, 16)
+    for name in ("log_normaliser", "token", "top_weight", "entropy", "cross_entropy"):
+        assert getattr(found, name).shape == (0,), name
+    (found.mu.sum() + found.cross_entropy.sum()).backward()  # type: ignore[union-attr]
+    assert parts["h"].grad is not None and not parts["weight"].grad.any()  # type: ignore[union-attr]
+    assert fused.kernel_scores(parts["x"].detach(), parts["table"]).shape == (0, 100)
+
+
 def test_the_lowest_id_among_equals(use: Use) -> None:
     use(FLOAT32)
     parts = {name: part.float() for name, part in problem(4, 100, 16, 16).items()}
@@ -261,6 +277,41 @@ def test_a_float32_is_three_numbers_in_half_precision() -> None:
     right = torch.cat(accelerated.right_parts(b, torch.bfloat16), 1)
     found = accelerated.product(left, right.T, torch.float32)
     assert relative(found, a.double() @ b.double().T) < 1e-6
+
+
+@pytest.mark.parametrize("version", ["2.7", "2.9", "2.10"])
+def test_sums_in_float32_ask_each_torch_for_what_it_has(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.8 and 2.9 make float32 of products in half precision, but add them only to a tensor in half precision."""
+
+    def product(a: Tensor, b: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        assert a.dtype == b.dtype == torch.bfloat16 and dtype == torch.float32
+        made = a.float() @ b.float()
+        return made if out is None else out.copy_(made)
+
+    def added(to: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype, *, out: Tensor) -> Tensor:
+        if to.dtype != a.dtype and version == "2.9":
+            raise RuntimeError(f"self and mat2 must have the same dtype, but got {to.dtype} and {a.dtype}")
+        return out.copy_(to + product(a, b, dtype))
+
+    def overloads() -> list[str]:
+        return ["default", "out"] if version == "2.7" else ["default", "dtype", "dtype_out", "out"]
+
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(f"{version}.0+cu128"))
+    for packet, asked in ((torch.ops.aten.mm, product), (torch.ops.aten.addmm, added)):
+        monkeypatch.setattr(packet, "dtype_out", asked)
+        monkeypatch.setattr(packet, "overloads", overloads)
+    monkeypatch.setattr(torch.ops.aten.mm, "dtype", product)
+    monkeypatch.setattr(accelerated, "runs_triton", lambda device: True)
+    for kept in (accelerated._has_float32_sums, accelerated._adds_to_float32):
+        kept.cache_clear()
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(8, 8, generator=rng).bfloat16() for _ in range(2))
+    out = torch.full((8, 8), torch.nan)
+    accelerated.accumulate(out, a, b, fresh=True)
+    accelerated.accumulate(out, b, a, fresh=False)
+    torch.testing.assert_close(out, a.float() @ b.float() + b.float() @ a.float())
+    for kept in (accelerated._has_float32_sums, accelerated._adds_to_float32):
+        kept.cache_clear()
 
 
 def test_nothing_is_read_from_a_device_without_data() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from convergeflow.flow.schedule import Gumbel, Linear
+from convergeflow.model import backbone, fused
 from convergeflow.model.network import FlowNetwork, Shape
 from convergeflow.model.small_scale import EvidencePooling, Extras, Neighbours, SmallScaleNetwork
 from convergeflow.model.views import WHOLE, AfterWords
@@ -140,3 +143,15 @@ def test_evidence_is_pooled_from_others_and_in_a_pair_from_the_clean_words_befor
     assert sources(None) == [[q for q in range(6) if q != p] for p in range(6)]
     assert sources(torch.arange(3)) == [[], [0], [0, 1], [], [0], [0, 1]]
     assert sources(torch.tensor([0, 1, 1])) == [[], [0], [0, 1], [], [0, 5], [0, 4]]
+
+
+def test_what_a_call_keeps_serves_calls_outside_of_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_workspace", threading.local())
+    backbone._rotation.cache_clear()
+    network = network_with()
+    x, at = torch.randn(2, 5, 16), Linear()(torch.full((2,), 0.5, dtype=torch.float64))
+    with torch.inference_mode():
+        inside = network(x, at).weigh(x, at).mu
+    outside = network(x, at).weigh(x, at).mu
+    outside.sum().backward()
+    assert torch.equal(inside, outside)

@@ -115,7 +115,7 @@ def plain_two_pass(model: ConvergeFlowModel, noise: Tensor, num_steps: int) -> T
 
 
 def test_neutral_controls_are_the_plain_two_pass_sampler() -> None:
-    noise = initial_noise(range(4), 7, 32, torch.float64, torch.device("cpu"))
+    noise = initial_noise(range(4), 7, 32, torch.device("cpu"))
     with torch.no_grad():
         expected = plain_two_pass(MODEL, noise, 12)
     samples = MODEL.sample(4, 7, seeds=range(4), settings=Settings(nfe=24))
@@ -167,10 +167,10 @@ def test_equal_shapes_give_equal_bits_and_others_agree_to_1e_4() -> None:
         states[batch] = {}
         for start in range(0, 4, batch):
             seeds = list(range(start, start + batch))
-            noise = initial_noise(seeds, 7, 32, torch.float64, torch.device("cpu"))
+            noise = initial_noise(seeds, 7, 32, torch.device("cpu"))
             outcome = integrate(MODEL.bind(), chosen, noise)
             states[batch] |= {seed: outcome.x[i] for i, seed in enumerate(seeds)}
-    again = integrate(MODEL.bind(), chosen, initial_noise([2, 3], 7, 32, torch.float64, torch.device("cpu")))
+    again = integrate(MODEL.bind(), chosen, initial_noise([2, 3], 7, 32, torch.device("cpu")))
     assert torch.equal(again.x[0], states[2][2])
     for seed in range(4):
         for batch in (1, 2):
@@ -446,7 +446,7 @@ def test_the_kernel_solver_ends_where_every_token_is_decided() -> None:
 
 def test_the_kernel_solver_with_many_calls_is_the_flow_of_the_paper() -> None:
     # Both discretise one ODE: for a network whose log f depends on the state, too.
-    noise = initial_noise(range(6), 7, 32, torch.float64, torch.device("cpu"))
+    noise = initial_noise(range(6), 7, 32, torch.device("cpu"))
     plain = Settings(nfe=300, controls=Controls(scg=0.0), grid="closing")
     ends = [integrate(MODEL.bind(), replace(plain, solver=name), noise) for name in ("multistep", "kernel")]
     tokens = [end.decoded.by("weight") for end in ends]

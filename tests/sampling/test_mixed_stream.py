@@ -42,9 +42,7 @@ REQUESTS: list[tuple[Settings, int, dict[str, Any]]] = [
 
 def noise_of(number: int) -> torch.Tensor:
     rows = REQUESTS[number][1]
-    return initial_noise(
-        range(100 * number, 100 * number + rows), LENGTH, MODEL.config.width, torch.float64, torch.device("cpu")
-    )
+    return initial_noise(range(100 * number, 100 * number + rows), LENGTH, MODEL.config.width, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from convergeflow.device import state_dtype_of
+from convergeflow.device import widest
 from convergeflow.flow.schedule import Schedule
 from convergeflow.randomness import RowDraws
 from convergeflow.sampling.cohort import Cohort, Step
@@ -132,7 +132,7 @@ def barycentres(
     for predictor, span, count, random in zip(predictors, spans, counts, draws, strict=True):
         times = substeps(span.begin, span.end, count)
         average = Average(shares(times, span.end, predictor.schedule), random, span.x.shape[1])
-        flow = flow_of(on_grid(settings, times), span.x.to(state_dtype_of(span.x.device)), Wrapped(predictor))
+        flow = flow_of(on_grid(settings, times), widest(span.x), Wrapped(predictor))
         flow = flow if span.condition is None else carried_on(flow, span.condition)
         driver.add(Cohort([flow], [torch.arange(len(span.x))], average))
         seen.append(average)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convergeflow.device import onto, state_dtype_of
 from convergeflow.distillation.barycentre import Barycentre, Span, barycentres
 from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.fused import Weighted
@@ -116,7 +117,7 @@ class Student(ConvergeFlowModel):
         table = self.network.embedding.rows()
         view: View = WHOLE
         if span.start:
-            view = self.network.remember(table[words], table).rows(rows.to(self.device))
+            view = self.network.remember(table[words], table).rows(onto(rows, self.device))
         said, whole = self.network(x, at, condition, view, table), Barycentre.joined(shown)
         prediction = said.weigh(x, at, targets=whole.tokens)
         if whole.weights is not None:  # the mean over all draws, which has less noise than one
@@ -138,7 +139,7 @@ class Student(ConvergeFlowModel):
         """From noise to tokens, every row with one of the numbers of calls, as the sampler does it."""
         was_training, predictor = self.training, behind(self.bind(), words)
         self.train(was_training)
-        noise = draws.normal(length, self.config.width, dtype=torch.float64)
+        noise = draws.normal(length, self.config.width, dtype=state_dtype_of(draws.device))
         chosen = (draws.uniform() * len(self.calls)).long().clamp(max=len(self.calls) - 1)
         visits = []
         for number in sorted(set(self.calls)):
@@ -146,7 +147,7 @@ class Student(ConvergeFlowModel):
             if len(rows) == 0:
                 continue
             seen: list[Step] = []
-            integrate(predictor.rows(rows), own_settings(number), noise[rows.to(noise.device)], observe=seen.append)
+            integrate(predictor.rows(rows), own_settings(number), noise[onto(rows, noise.device)], observe=seen.append)
             ends = [*(step.t for step in seen[1:]), 1.0]
             before = [torch.zeros_like(seen[0].mu), *(step.mu for step in seen)]
             for step, end, condition in zip(seen, ends, before, strict=False):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convergeflow.device import widest
+
 
 @dataclass(frozen=True)
 class TableHealth:
@@ -29,7 +31,7 @@ class TableHealth:
 @torch.no_grad()
 def health(table: Tensor, tile: int = 2048) -> TableHealth:
     """Norms, smallest margin and effective rank of a normalised table."""
-    table = table.detach().double()
+    table = widest(table.detach())
     vocabulary = len(table)
     norms = table.norm(dim=-1)
     directions = table / norms[:, None]
@@ -40,7 +42,7 @@ def health(table: Tensor, tile: int = 2048) -> TableHealth:
         cosines[rows, rows + start] = -1.0
         if vocabulary > 1:
             largest = max(largest, float(cosines.max()))
-    power = torch.linalg.eigvalsh(table.T @ table).clamp_min(0)
+    power = torch.linalg.eigvalsh((table.T @ table).cpu().double()).clamp_min(0)
     share = power / power.sum()
     entropy = float(-(share * share.clamp_min(1e-300).log()).sum())
     return TableHealth(

@@ -16,7 +16,9 @@ from convergeflow.flow.schedule import Coefficients
 def spread(value: Tensor, like: Tensor) -> Tensor:
     """A per-row (or per-position) coefficient in the shape, dtype and device that multiplies `like`."""
     trailing = (1,) * (like.dim() - value.dim())
-    return value.to(device=like.device, dtype=like.dtype).reshape(value.shape + trailing)
+    # The host, which makes these few numbers, does not wait for a device to take them; MPS would read them too late.
+    value = value.to(device=like.device, dtype=like.dtype, non_blocking=value.is_cpu and not like.is_mps)
+    return value.reshape(value.shape + trailing)
 
 
 def sample_path(x_star: Tensor, noise: Tensor, at: Coefficients) -> Tensor:

@@ -53,10 +53,6 @@ class Coefficients:
         """The noise level of each row [B] at each of its `length` positions, [B, length]."""
         return Coefficients(self.alpha[:, None].expand(-1, length), self.sigma[:, None].expand(-1, length))
 
-    def to(self, device: torch.device) -> Coefficients:
-        """The same on another device."""
-        return Coefficients(self.alpha.to(device), self.sigma.to(device))
-
     def expand(self, rows: int) -> Coefficients:
         """The same noise level for `rows` rows, [rows]."""
         return Coefficients(self.alpha.expand(rows), self.sigma.expand(rows))

@@ -10,7 +10,6 @@ Nothing here waits for the device.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from convergeflow.device import Memory, Precision, current_device, memory_of, precision_of, runs_triton
+from convergeflow.device import Memory, Precision, current_device, has_triton, memory_of, precision_of, runs_triton
 from convergeflow.model.fused import Asked, Kept, Operands, Outputs, aligned_empty, arithmetic, exact_products, within
 
 TILE_BYTES = 256 << 20
@@ -240,15 +239,25 @@ def accumulate(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> Tensor:
     if a.dtype == out.dtype:
         with exact_products():
             return out.addmm_(a, b, beta=beta)
-    if runs_triton(out.device) and _sums_in_float32():
-        return torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, beta=beta, alpha=1, out=out)
-    return out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=beta)
+    if not (runs_triton(out.device) and _has_float32_sums()):
+        return out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=beta)
+    if fresh:
+        return torch.ops.aten.mm.dtype_out(a, b, out.dtype, out=out)
+    if _adds_to_float32():
+        return torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+    return out.add_(torch.ops.aten.mm.dtype(a, b, out.dtype))
 
 
 @cache
-def _sums_in_float32() -> bool:
+def _has_float32_sums() -> bool:
     """Whether this torch can return the float32 sums of a product of half-precision operands (2.8 and newer)."""
-    return "dtype_out" in torch.ops.aten.addmm.overloads()
+    return "dtype_out" in torch.ops.aten.mm.overloads()
+
+
+@cache
+def _adds_to_float32() -> bool:
+    """Whether it can add them to a float32 tensor: 2.8 and 2.9 want one in half precision (pytorch#167931)."""
+    return torch.__version__ >= "2.10"  # compared as versions
 
 
 class Accelerated:
@@ -320,9 +329,12 @@ class Accelerated:
 
     def _rows(self, num: int, tiles: Tiles) -> list[slice]:
         height = max(1, min(num, self._cells(tiles) // LEAST_TOKENS))
-        return [slice(low, min(low + height, num)) for low in range(0, num, height)]
+        # Where every position is decided there are no rows: the answers are empty then.
+        return [slice(low, min(low + height, num)) for low in range(0, num, height)] or [slice(0, 0)]
 
     def _tokens(self, rows: slice, vocabulary: int, tiles: Tiles, plan: Asked) -> list[slice]:
+        if rows.stop == rows.start:
+            return []
         width = self._cells(tiles) // (rows.stop - rows.start) // LEAST_TOKENS * LEAST_TOKENS
         width = max(1, min(vocabulary, max(width, LEAST_TOKENS) if plan.tile is None else plan.tile))
         return [slice(low, min(low + width, vocabulary)) for low in range(0, vocabulary, width)]
@@ -336,16 +348,11 @@ def accelerated(table: Tensor) -> Accelerated:
     precision = precision_of(table.device, table.dtype)
     half = precision.base.itemsize == 2 and precision.mean.itemsize == 2
     make: MakeTiles = TorchTiles
-    if half and runs_triton(table.device) and _has_triton():
+    if half and runs_triton(table.device) and has_triton():
         from convergeflow.model.triton_head import TritonTiles
 
         make = TritonTiles
     return Accelerated(make, precision, memory_of(table.device))
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from convergeflow.device import attend
+from convergeflow.device import attend, matching
 from convergeflow.errors import UserError
 from convergeflow.model.views import WHOLE, View
 
@@ -75,7 +75,7 @@ class NoiseLevelEmbedding(nn.Module):
     def embed(self, gamma: Tensor) -> Tensor:
         """Without the last SiLU."""
         dtype = self.expand.weight.dtype
-        gamma = gamma.to(device=self.expand.weight.device, dtype=dtype).clamp(-GAMMA_LIMIT, GAMMA_LIMIT)
+        gamma = matching(gamma, self.expand.weight).clamp(-GAMMA_LIMIT, GAMMA_LIMIT)
         index = torch.arange(self.FREQUENCIES, device=gamma.device, dtype=dtype)
         angle = gamma[..., None] * torch.exp(index * (-math.log(10_000.0) / self.FREQUENCIES))
         features = torch.cat([angle.cos(), angle.sin()], dim=-1)
@@ -86,6 +86,7 @@ class NoiseLevelEmbedding(nn.Module):
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # kept for calls outside of it
 def _rotation(length: int, half: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     # Computed, not stored: transformers fills non-persistent buffers with garbage when it loads a model.
     rate = 1.0 / 10_000.0 ** (torch.arange(half, device=device, dtype=torch.float32) / half)

@@ -610,7 +610,8 @@ class _Grid:
         # Fresh pages cost a CPU more than the arithmetic on them, so each thread holds on to its two buffers.
         held: Tensor | None = getattr(_workspace, f"tile{which}", None)
         if held is None or held.dtype != like.dtype or held.numel() < size:
-            held = like.new_empty(self.height * _aligned(self.width))
+            with torch.inference_mode(False):  # the next call may need it elsewhere
+                held = like.new_empty(self.height * _aligned(self.width))
             setattr(_workspace, f"tile{which}", held)
         return held[:size].view(height, -1)[:, :width]
 

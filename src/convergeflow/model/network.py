@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from convergeflow.device import onto
 from convergeflow.errors import unknown_name
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients, plain_for_width
@@ -63,7 +64,7 @@ class FlowNetwork(nn.Module):
         x, at, condition = view.enter(x_t.to(table.dtype), at, condition)
         with no_autocast(x):
             h = self.inputs(x, at, condition, table, view)
-        h = self.backbone(h, at.gamma.to(x.device), view)
+        h = self.backbone(h, onto(at.gamma, x.device), view)
         with no_autocast(x):
             return self.read(h, x, at, table, view)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import onto
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients
 from convergeflow.model.backbone import Backbone, Layer, rotate
@@ -109,7 +110,7 @@ class Neighbours(nn.Module):
         if view.starts is None:
             return self._mixed(x_BLD)
         clean, noisy = (self._back(half) for half in x_BLD.chunk(2, 1))
-        place, starts = torch.arange(view.starts.shape[-1], device=x_BLD.device), view.starts.to(x_BLD.device)
+        place, starts = torch.arange(view.starts.shape[-1], device=x_BLD.device), onto(view.starts, x_BLD.device)
         own = [
             torch.where((place - step >= starts)[..., None], within, before)
             for step, (within, before) in enumerate(zip(noisy, clean, strict=True), 1)
@@ -151,6 +152,6 @@ class EvidencePooling(nn.Module):
         same = torch.sigmoid(q @ k.mT / h_BLD.shape[-1] ** 0.5 + self.offset)
         hidden = torch.eye(h_BLD.shape[1], dtype=torch.bool, device=h_BLD.device)
         if view.starts is not None:
-            hidden = hidden | ~pair_mask(view.starts.to(h_BLD.device))
+            hidden = hidden | ~pair_mask(onto(view.starts, h_BLD.device))
         pooled = same.masked_fill(hidden, 0.0).to(values_BLD.dtype) @ values_BLD
         return pooled[:, count:]

@@ -451,6 +451,8 @@ def scores(x: Tensor, table: Tensor, blocks: Blocks = WITH_PRODUCTS) -> Tensor:
     """<x, e_j> of rows x [N, d], [N, V], with float32 accuracy."""
     num, vocabulary = len(x), len(table)
     out = torch.empty(num, -(-vocabulary // 16) * 16, dtype=torch.float32, device=x.device)[:, :vocabulary]
+    if num == 0:
+        return out
     scores_kernel[TritonTiles._grid(num, vocabulary, blocks)](
         out,
         x.contiguous(),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from convergeflow.device import matching, onto
 from convergeflow.flow.path import spread
 from convergeflow.flow.schedule import Coefficients, plain_for_width
 
@@ -82,21 +83,18 @@ class AfterWords(View):
         if self.condition is not None:
             known = self.condition.to(x.dtype)
             condition = torch.cat([known, torch.zeros_like(known) if condition is None else condition.to(x.dtype)], 1)
-        return (
-            torch.cat([self.words.to(x.dtype), x], 1),
-            Coefficients.joined([self.level.to(at.alpha.device), at], -1),
-            condition,
-        )
+        level = Coefficients(matching(self.level.alpha, at.alpha), matching(self.level.sigma, at.sigma))
+        return torch.cat([self.words.to(x.dtype), x], 1), Coefficients.joined([level, at], -1), condition
 
     def leave(self, h: Tensor) -> Tensor:
         return h[:, h.shape[1] // 2 :]
 
     def mask(self, length: int, device: torch.device) -> Tensor | None:
-        return pair_mask(self.starts.to(device))
+        return pair_mask(onto(self.starts, device))
 
     def rows(self, index: Tensor) -> AfterWords:
         starts = self.starts if self.starts.dim() == 1 else self.starts[index]
-        here = index.to(self.words.device)
+        here = onto(index, self.words.device)
         condition = None if self.condition is None else self.condition[here]
         return AfterWords(self.words[here], self.level[index], starts, condition)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from convergeflow.device import state_dtype_of
+from convergeflow.device import onto, widest
 from convergeflow.flow.schedule import Coefficients, Gumbel, variance_preserving
 
 
@@ -40,8 +40,9 @@ class LearnedGumbel(nn.Module):
     def levels(self, t: Tensor) -> Coefficients:
         """The coefficients at times t on the CPU, on the parameters' device, which need not be asked for its values."""
         values = (self.loc, self.scale) if self.by_loss else (self.loc.detach(), self.scale.detach())
-        loc, scale = (value.to(state_dtype_of(value.device)) for value in values)
-        return variance_preserving(loc + scale.clamp_min(1e-2) * Gumbel(0.0, 1.0, self.cutoff).gamma(t).to(loc))
+        loc, scale = (widest(value) for value in values)
+        standard = onto(Gumbel(0.0, 1.0, self.cutoff).gamma(t), loc.device)
+        return variance_preserving(loc + scale.clamp_min(1e-2) * standard)
 
     def fit_loss(self, gamma: Tensor, cross_entropy: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Mean of (CE - h F(gamma))^2 over the `chosen`, with gradient to the schedule's own parameters alone."""

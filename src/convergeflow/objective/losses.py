@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from convergeflow.device import onto
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow.path import spread
 from convergeflow.model.fused import Weighted
@@ -98,7 +99,7 @@ def flow_loss(
     total = tokens.new_zeros((), dtype=torch.float32) if learned is None else learned.no_fit()
     parts: dict[str, Tensor] = {}
     for name, rows, corruption in objective.split(len(tokens), draws):
-        here, streams = tokens[rows.to(tokens.device)], draws.select(rows)
+        here, streams = tokens[onto(rows, tokens.device)], draws.select(rows)
         x_star = nn.functional.embedding(here, table)
         noisy = corruption(x_star, schedule, times[rows], streams)
         prediction = predict(network, noisy, here, streams, objective.self_condition if name == "path" else 0.0, table)
@@ -128,7 +129,7 @@ def predict(
         condition = torch.zeros_like(x_t)
         if len(active := (draws.uniform() < share).nonzero()[:, 0]):
             with torch.no_grad():
-                here = active.to(x_t.device)
+                here = onto(active, x_t.device)
                 first = network(x_t[here], at[active], None, view.rows(active), table).weigh(x_t[here], at[active])
                 condition[here] = first.mu.to(condition.dtype)
     weights: Weighted = network(x_t, at, condition, view, table).weigh(x_t, at, targets=targets)

@@ -49,7 +49,7 @@ class Decoded:
         """The share of positions on which each pair of rules agrees."""
         names = [rule for rule in RULES if rule in self.tokens]
         pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-        return {f"{a}={b}": float((self.tokens[a] == self.tokens[b]).double().mean()) for a, b in pairs}
+        return {f"{a}={b}": float((self.tokens[a] == self.tokens[b]).cpu().double().mean()) for a, b in pairs}
 
 
 def decode(final: Weighted, x: Tensor, now: Coefficients, end: Coefficients, table: Tensor) -> Decoded:

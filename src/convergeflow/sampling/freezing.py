@@ -35,7 +35,7 @@ class Freezing(Stop):
     def refined(self, k: int, before: Tensor, after: Tensor) -> bool:
         if not self.may_end_early:
             return False
-        earlier, self.move = self.move, float(_distance(after, before).amax().double())
+        earlier, self.move = self.move, float(_distance(after, before).amax())
         if k == 0:
             left = self.move  # no move before it to be judged by: what is left counts as large as the move itself
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convergeflow.device import state_dtype_of
+from convergeflow.device import onto, widest
 from convergeflow.model.fused import scores_room
 from convergeflow.randomness import RowDraws, derive_seed
 from convergeflow.sampling.blocks import Piece, block_after_block
@@ -46,7 +46,7 @@ def cohort(
 
     With freezing every row is a trajectory of its own; otherwise all rows are one.
     """
-    noise = noise.to(state_dtype_of(noise.device))
+    noise = widest(noise)
     batch, length = noise.shape[:2]
     pieces = pieces or [Piece(0, length, settings)]
     table = predictor.table
@@ -85,10 +85,10 @@ def integrate(predictor: Predictor, settings: Settings, noise: Tensor, **how: An
     return Endpoint(**vars(batch.end()), calls=batch.calls)
 
 
-def initial_noise(seeds: Sequence[int], length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The starting state of each seed, [B, L, d]."""
+def initial_noise(seeds: Sequence[int], length: int, width: int, device: torch.device) -> Tensor:
+    """The starting state of each seed, [B, L, d], in the format of the sampler's state."""
     draws = RowDraws([derive_seed(seed, "sample") for seed in seeds])
-    return draws.normal(length, width, dtype=torch.float64).to(device=device, dtype=dtype)
+    return onto(draws.normal(length, width, dtype=torch.float64), device)
 
 
 def batches(num: int, size: int) -> list[slice]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from convergeflow.device import trunk_autocast
+from convergeflow.device import onto, trunk_autocast
 from convergeflow.errors import UserError
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Schedule
@@ -154,7 +154,7 @@ class Clamp:
 
     def put(self, tokens: Tensor) -> Tensor:
         """`tokens` [B, L] with the known ones in place."""
-        return torch.where(self.known.to(tokens.device), self.tokens, tokens)
+        return torch.where(onto(self.known, tokens.device), self.tokens, tokens)
 
     @property
     def prompt_length(self) -> int:
@@ -178,7 +178,7 @@ class Known(Change):
 
     def state(self, x: Tensor, at: Coefficients) -> Tensor:
         placed = sample_path(self.table[self.clamp.tokens].to(x.dtype), self.noise.to(x.dtype), at)
-        return torch.where(self.clamp.known[..., None].to(x.device), placed, x)
+        return torch.where(onto(self.clamp.known[..., None], x.device), placed, x)
 
     def reading(self, log_f: LogF) -> LogF:
         return DecidedLogF.around(log_f, self.clamp.known, self.clamp.tokens, self.table)
@@ -199,7 +199,7 @@ class DecidedLogF:
     def around(cls, log_f: LogF, decided: Tensor, tokens: Tensor, table: Tensor) -> LogF:
         """`log_f` with these positions decided, besides those that already are."""
         if isinstance(log_f, DecidedLogF):
-            tokens = torch.where(decided.to(tokens.device), tokens, log_f.tokens)
+            tokens = torch.where(onto(decided, tokens.device), tokens, log_f.tokens)
             return cls(log_f.inner, decided | log_f.decided, tokens, table)
         return cls(log_f, decided, tokens, table) if bool(decided.any()) else log_f
 
@@ -211,7 +211,7 @@ class DecidedLogF:
         live = ~self.decided
         levels = at.wide(x.shape[1])[live]
         part = self.inner[live].weigh(x[live], levels, scores=None if scores is None else scores[live], **asked)
-        mu = self.table[torch.where(live.to(x.device), 0, self.tokens)].to(part.mu.dtype)
+        mu = self.table[torch.where(onto(live, x.device), 0, self.tokens)].to(part.mu.dtype)
         mu[live] = part.mu
         token = top_weight = None
         if part.token is not None and part.top_weight is not None:

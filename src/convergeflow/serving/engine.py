@@ -289,7 +289,7 @@ def cohort_of(ticket: Ticket) -> Cohort:
     flow, predictor = job.served.model.as_flow(), job.served.predictor
     assert flow is not None and predictor is not None
     settings, clamp = job.arguments["settings"], job.arguments.get("clamp")
-    noise = initial_noise(list(job.seeds), job.length, flow.config.width, torch.float64, flow.device)
+    noise = initial_noise(list(job.seeds), job.length, flow.config.width, flow.device)
     pieces = flow.pieces(settings, job.length, clamp)
     observe = Delivered(ticket) if job.watched else None
     return cohort(predictor, settings, noise, clamp=clamp, observe=observe, pieces=pieces, window=flow.config.length)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import widest
 from convergeflow.errors import UserError
 from convergeflow.model.backbone import Norm, rotate
 from convergeflow.model.views import WHOLE
@@ -137,7 +138,7 @@ class AutoregressiveModel(Rival):
         for i in range(run.length):
             logits, kept = self.network(x[:, -1:] if cache and i else x, past if cache else None)
             past = kept
-            token = draw(tempered(logits[:, -1].double(), temperature, nucleus), run.draws)
+            token = draw(tempered(widest(logits[:, -1]), temperature, nucleus), run.draws)
             if run.known is not None:
                 token = run.known[:, i].put(token)
             x = torch.cat([x, token[:, None]], dim=1)

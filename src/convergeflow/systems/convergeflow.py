@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from convergeflow.device import onto
 from convergeflow.errors import UserError
 from convergeflow.flow.schedule import Gumbel, Schedule, gumbel_for_width, schedule_from
 from convergeflow.model.network import FlowNetwork, Shape
@@ -125,7 +126,7 @@ class ConvergeFlowModel(LanguageModel):
 
     def forward(self, x_t: Tensor, gamma: Tensor, self_condition: Tensor | None = None) -> FlowOutput:
         """Logits and data prediction at noise level gamma [B] for a state [B, L, width]."""
-        at = self.schedule.at_gamma(gamma.double())
+        at = self.schedule.at_gamma(gamma.cpu().double())  # schedules are the host's
         log_f = self.network(x_t, at, self_condition)
         if not log_f.has_weights:
             return FlowOutput(log_f.weigh(x_t, at).mu)
@@ -213,13 +214,10 @@ class ConvergeFlowModel(LanguageModel):
         width, size = self.config.width, batch or self.batch_size(length)
         if noise is not None and noise.shape != (num, length, width):
             raise UserError(f"the starting noise must have shape {(num, length, width)}, not {tuple(noise.shape)}")
-        predictor, flows = self.bind(), self.pieces(settings, length, clamp)
+        here, predictor, flows = self.device, self.bind(), self.pieces(settings, length, clamp)
         found: list[dict[str, Tensor]] = []
         for part in batches(num, size):
-            if noise is None:
-                start = initial_noise(seeds[part], length, width, torch.float64, self.device)
-            else:
-                start = noise[part].to(self.device)
+            start = initial_noise(seeds[part], length, width, here) if noise is None else onto(noise[part], here)
             known = clamp[part] if clamp is not None and clamp.tokens.dim() == 2 else clamp
             carry = partial(integrate, predictor, settings, start, clamp=known, pieces=flows, window=self.config.length)
             end = carry(observe=observe)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convergeflow.device import onto
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import draw
 from convergeflow.systems.rival import Rival, RivalConfig, Run, TokenNetwork
@@ -49,7 +50,7 @@ class DiscreteDiffusion(Rival):
 
     def hidden(self, tokens: Tensor, masked: Tensor) -> Tensor:
         """`tokens` with masks where `masked` says so, which is known on the CPU."""
-        return torch.where(masked.to(tokens.device), self.mask, tokens)
+        return torch.where(onto(masked, tokens.device), self.mask, tokens)
 
     def masked_values(self, masked: Tensor, values: Tensor) -> Tensor:
         """Values of the masked positions, flat, at their places [B, L]; 0 elsewhere."""
@@ -60,7 +61,7 @@ class DiscreteDiffusion(Rival):
         """`tokens` with a uniform one, possibly the same, wherever `moved`, which is known on the CPU."""
         K = self.config.vocabulary
         other = (draws.uniform(tokens.shape[1]) * K).long().clamp_max(K - 1)
-        return torch.where(moved.to(tokens.device), other.to(tokens.device), tokens)
+        return torch.where(onto(moved, tokens.device), onto(other, tokens.device), tokens)
 
     def uniform_divergence(self, kept: float) -> float:
         """Divergence from the uniform law, in nats, of a token that survives with probability `kept`."""

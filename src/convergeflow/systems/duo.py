@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convergeflow.device import matching, onto, widest
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import argmax_share, signal_at
@@ -31,7 +32,7 @@ CURRICULUM_SHARES = (0.945471, 0.049327)
 def elbo(log_x: Tensor, noisy: Tensor, target: Tensor, a: Tensor, rate: Tensor) -> Tensor:
     """Loss per position: log_x [..., K] log-probabilities, a and rate = da/dtau < 0 of the positions' shape."""
     K = log_x.shape[-1]
-    a, rate = a.to(log_x), rate.to(log_x)
+    a, rate = matching(a, log_x), matching(rate, log_x)
     log_bar = torch.logaddexp(log_x + (K * a).log()[..., None], torch.log1p(-a)[..., None])  # log(K a x_th + 1 - a)
     at_noisy = log_bar.gather(-1, noisy[..., None])[..., 0]
     at_target = log_bar.gather(-1, target[..., None])[..., 0]
@@ -49,7 +50,7 @@ def elbo(log_x: Tensor, noisy: Tensor, target: Tensor, a: Tensor, rate: Tensor) 
 def reverse_law(log_x: Tensor, x: Tensor, now: Tensor, then: Tensor) -> Tensor:
     """log p(x_s | x_t) with the data replaced by x_th; a_t = now, a_s = then, [..., K]."""
     K = log_x.shape[-1]
-    now, then = now.to(log_x), then.to(log_x)
+    now, then = matching(now, log_x), matching(then, log_x)
     between = now / then
     weights = log_x.exp()
     kept = K * now * weights.gather(-1, x[..., None])
@@ -99,13 +100,13 @@ class DuoModel(DiscreteDiffusion):
         gamma = low + training_tau(times).numpy() * (high - low)
         a, later = (argmax_share(np.exp(-value / 2), K) for value in (gamma, gamma + 1e-3))
         device = tokens.device
-        gammas = torch.from_numpy(gamma).to(device)[:, None, None]
+        gammas = onto(torch.from_numpy(gamma), device)[:, None, None]
         w = draws.normal(shape[1], K).to(device) * torch.sigmoid(gammas).sqrt()
         signal = torch.sigmoid(-gammas).sqrt().to(w).expand(*shape, 1)
         highest, noisy = w.scatter_add_(-1, tokens[..., None], signal).max(-1, keepdim=True)
         inputs = w.sub_(highest).div_(self.config.curriculum_temperature).float().softmax(-1)
-        survival = torch.from_numpy(a).to(device)
-        rate = torch.from_numpy((later - a) * 1000 * (high - low)).to(device)
+        survival = onto(torch.from_numpy(a), device)
+        rate = onto(torch.from_numpy((later - a) * 1000 * (high - low)), device)
         log_x = self.log_x(inputs, survival)
         return elbo(log_x, noisy[..., 0], tokens, survival[:, None].expand(shape), rate[:, None].expand(shape)).mean(-1)
 
@@ -128,7 +129,7 @@ class DuoModel(DiscreteDiffusion):
         if not 0.0 <= kappa <= 1.0:
             raise UserError(f"kappa must lie in [0, 1] (1 is the ancestral sampler), not {kappa}")
         now, clean = kept_share(tau), torch.ones_like(tau)
-        log_x = tempered(self.log_x(x, now.expand(len(x)).to(x.device)).double(), temperature, nucleus)
+        log_x = tempered(widest(self.log_x(x, onto(now.expand(len(x)), x.device))), temperature, nucleus)
         if then is None:
             return reverse_law(log_x, x, now, clean) if removal == "sample" else tempered(log_x, 0.0)
         share = kept_share(then)
@@ -136,5 +137,6 @@ class DuoModel(DiscreteDiffusion):
         if kappa == 1.0:
             return law
         K = self.config.vocabulary
-        renoised = share.to(law) * reverse_law(log_x, x, now, clean).exp() + (1 - share.to(law)) / K
+        share = matching(share, law)
+        renoised = share * reverse_law(log_x, x, now, clean).exp() + (1 - share) / K
         return (kappa * law.exp() + (1 - kappa) * renoised).log()

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import onto
 from convergeflow.errors import ConvergeFlowError, UserError, unknown_name
+from convergeflow.flow.path import spread
 from convergeflow.model.backbone import Backbone, NoiseLevelEmbedding, TrunkShape
 from convergeflow.model.small_scale import open_gates
 from convergeflow.model.views import WHOLE
@@ -69,7 +71,7 @@ class EmbeddedEncoder(nn.Module):
 
     def losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Cross-entropy of all tokens [B] with up to 30 % of them hidden: identity and context both have to be kept."""
-        hidden = (draws.uniform(tokens.shape[1]) < 0.3 * times[:, None]).to(tokens.device)
+        hidden = onto(draws.uniform(tokens.shape[1]) < 0.3 * times[:, None], tokens.device)
         return token_losses(self.head(self(torch.where(hidden, self.mask, tokens))), tokens)
 
 
@@ -222,13 +224,13 @@ class ElfModel(Rival):
         device = tokens.device
         choices = draws.uniform(3)
         conditioned = (choices[:, 1] < SELF_CONDITION) & (choices[:, 0] >= DECODER_SHARE)
-        decoding, w = (choices[:, 0] < DECODER_SHARE).to(device), guidance_scale(choices[:, 2]).to(device)
+        decoding, w = onto(choices[:, 0] < DECODER_SHARE, device), onto(guidance_scale(choices[:, 2]), device)
         x = self.encode(tokens)
         noise = draws.normal(*x.shape[1:]).to(x)
-        t = logit_normal(1.0 - times, TIME_LAW).to(device)
+        t = onto(logit_normal(1.0 - times, TIME_LAW), device)
         share = t.to(x)[:, None, None]
         z = share * x + self.config.noise_scale * (1 - share) * noise
-        kept = logit_normal(draws.uniform(x.shape[1]), DECODER_LAW).to(x)[..., None]
+        kept = spread(logit_normal(draws.uniform(x.shape[1]), DECODER_LAW), x)
         corrupted = kept * x + self.config.decoder_noise_scale * (1 - kept) * noise
         gap = (1 - t).clamp_min(LEAST_GAP).to(x)[:, None, None]
         nothing = torch.zeros_like(x)
@@ -238,7 +240,7 @@ class ElfModel(Rival):
                 denoising = torch.zeros_like(decoding)
                 first, _ = self.network(z, nothing, t, w, denoising)
                 second, _ = self.network(z, first, t, w, denoising)
-            on = conditioned.to(device)[:, None, None]
+            on = onto(conditioned, device)[:, None, None]
             condition = torch.where(on, first, nothing)
             # In velocities this is v + (1 - 1/w)(v_cond - v_uncond); z and the gap are common to all of them.
             target = torch.where(on, x + (1 - 1 / w).to(x)[:, None, None] * (second - first), x)
@@ -261,11 +263,12 @@ class ElfModel(Rival):
         s = self.config.noise_scale
         z = s * run.draws.normal(*shape).to(run.device)
         times = self._grid(run, num_steps, grid)
+        there = onto(times, run.device)
         w = torch.full((run.rows,), float(guidance), device=run.device)
         denoising = torch.zeros(run.rows, dtype=torch.bool, device=run.device)
         condition = torch.zeros_like(z)
         for i in range(num_steps):
-            t, then = times[:, i].to(run.device), times[:, i + 1].to(run.device)
+            t, then = there[:, i], there[:, i + 1]
             if churn and i < num_steps - 1:
                 a = (1 - churn * (then - t)).clamp(0, 1)
                 z = a[:, None, None] * z + (1 - a)[:, None, None] * s * run.draws.normal(*shape).to(z)

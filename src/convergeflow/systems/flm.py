@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convergeflow.device import state_dtype_of
+from convergeflow.device import onto, state_dtype_of, widest
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.accuracy import interpolation_at
 from convergeflow.systems.categorical import tempered
@@ -39,7 +39,7 @@ class FlmModel(Rival):
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         t = 1.0 - times  # `times` are shares of noise
-        c = self.warp(t).float().to(tokens.device)[:, None, None]
+        c = onto(self.warp(t).float(), tokens.device)[:, None, None]
         noise = draws.normal(tokens.shape[1], self.config.vocabulary).to(tokens.device)
         x = (1 - c) * noise + c * functional.one_hot(tokens, self.config.vocabulary)
         return token_losses(self.network(x, t), tokens)
@@ -47,11 +47,11 @@ class FlmModel(Rival):
     def generate_batch(self, run: Run, *, temperature: float) -> Tensor:  # type: ignore[override]
         """Euler in c on t_i = i/N; the last call is decoded by its argmax."""
         dtype = state_dtype_of(run.device)
-        x = run.draws.normal(run.length, self.config.vocabulary, dtype=torch.float64).to(run.device, dtype)
+        x = run.draws.normal(run.length, self.config.vocabulary, dtype=dtype)
         t = torch.arange(run.nfe + 1, dtype=torch.float64) / run.nfe
         c = self.warp(t)
         for i in range(run.nfe):
-            log_f = tempered(self.network(x, t[i].expand(run.rows).to(run.device)).double(), temperature)
+            log_f = tempered(widest(self.network(x, onto(t[i].expand(run.rows), run.device))), temperature)
             if i < run.nfe - 1:
                 velocity = (log_f.exp().to(dtype) - x) / (1 - c[i] + 1e-5)
                 x = x + (c[i + 1] - c[i]) * velocity

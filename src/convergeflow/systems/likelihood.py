@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from convergeflow.device import widest
 from convergeflow.errors import UserError
 from convergeflow.flow.path import sample_path
 from convergeflow.flow.schedule import Coefficients, Gumbel, Schedule, gumbel_for_width
@@ -131,18 +132,18 @@ class _Terms:
         else:
             ce = self.predict(x_t, at, self.tokens).cross_entropy
         assert ce is not None
-        return ce.double().sum(-1).cpu()
+        return widest(ce).sum(-1).cpu()
 
     def path(self, gamma: Tensor, density: Tensor, stream: RowDraws) -> Tensor:
         """The integrand at the drawn noise levels over their density."""
         at = self.at_gamma(gamma)
         mu = self.predict(self._noisy(at, stream), at, None).mu
-        error = (self.x_star - mu).double().square().sum((-1, -2)).cpu()
+        error = widest(self.x_star - mu).square().sum((-1, -2)).cpu()
         return 0.5 * (-gamma).exp() / density * error
 
     def prior(self, gamma: float) -> Tensor:
         """KL of the noisiest state, in units of sigma, to a standard Gaussian."""
-        return 0.5 * math.exp(-gamma) * self.x_star.double().square().sum((-1, -2)).cpu()
+        return 0.5 * math.exp(-gamma) * widest(self.x_star).square().sum((-1, -2)).cpu()
 
     def _noisy(self, at: Coefficients, stream: RowDraws) -> Tensor:
         x_star = self.x_star

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from convergeflow.device import matching, onto, widest
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.categorical import tempered
 from convergeflow.systems.discrete import DiscreteDiffusion, kept_share, training_tau
@@ -44,21 +45,22 @@ class MdlmModel(DiscreteDiffusion):
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         tau = training_tau(times)
         masked = draws.uniform(tokens.shape[1]) > kept_share(tau)[:, None]
-        return self.masked_nll(tokens, masked).mean(-1) / tau.to(tokens.device)
+        return self.masked_nll(tokens, masked).mean(-1) / onto(tau, tokens.device)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """Masking with probability tau itself: the network sees no time, so training's cut-offs are not needed."""
         masked = draws.uniform(tokens.shape[1]) < times[:, None]
-        return self.masked_nll(tokens, masked).mean(-1) / times.to(tokens.device)
+        return self.masked_nll(tokens, masked).mean(-1) / onto(times, tokens.device)
 
     def law(self, x: Tensor, tau: Tensor, then: Tensor | None, *, temperature: float, removal: str) -> Tensor:  # type: ignore[override]
         """The last step fills every mask."""
         greedy = then is None and removal == "greedy"
-        log_x = tempered(self.logits(x).double(), 0.0 if greedy else temperature)
+        log_x = tempered(widest(self.logits(x)), 0.0 if greedy else temperature)
         return log_x if then is None else self.reverse_law(log_x, kept_share(tau), kept_share(then))
 
     @staticmethod
     def reverse_law(log_x: Tensor, now: Tensor, then: Tensor) -> Tensor:
         """log p(x_s | x_t = mask) over tokens and, last, the mask, [..., V + 1]; a_t = now, a_s = then."""
-        stay, leave = (share.log().to(log_x) for share in ((1 - then) / (1 - now), (then - now) / (1 - now)))
+        chances = (1 - then) / (1 - now), (then - now) / (1 - now)
+        stay, leave = (matching(chance.log(), log_x) for chance in chances)
         return torch.cat([log_x + leave, stay.expand(*log_x.shape[:-1], 1)], dim=-1)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import onto, state_dtype_of, widest
 from convergeflow.errors import UserError
 from convergeflow.model.fused import Weighted, weigh
 from convergeflow.model.views import WHOLE
@@ -32,7 +33,7 @@ LEAST_SHARE = 1 / 16
 
 
 class MonotoneSchedule(nn.Module):
-    """gamma(tau) = g0 + (g1 - g0) n(tau), n a normalised sum of increasing tanh steps; float64."""
+    """gamma(tau) = g0 + (g1 - g0) n(tau), n a normalised sum of increasing tanh steps; float64 where there is one."""
 
     def __init__(self, hidden: int, start: float = -3.0, end: float = 6.0) -> None:
         super().__init__()
@@ -43,16 +44,16 @@ class MonotoneSchedule(nn.Module):
 
     def shape(self, tau: Tensor) -> tuple[Tensor, Tensor]:
         """n(tau) in [0, 1] and its derivative."""
-        rate = functional.softplus(self.rate.double())
-        height = 0.01 * functional.softplus(self.height.double())
-        shift = self.shift.double()
+        rate = functional.softplus(widest(self.rate))
+        height = 0.01 * functional.softplus(widest(self.height))
+        shift = widest(self.shift)
 
         def total(at: Tensor) -> tuple[Tensor, Tensor]:
             step = torch.tanh(rate * (at[..., None] - 0.5) + shift)
             return (height * step).sum(-1), (height * rate * (1 - step.square())).sum(-1)
 
-        ends, _ = total(torch.tensor([0.0, 1.0], dtype=torch.float64, device=rate.device))
-        value, slope = total(tau.double())
+        ends, _ = total(torch.arange(2, dtype=rate.dtype, device=rate.device))
+        value, slope = total(widest(tau))
         span = ends[1] - ends[0]
         return (value - ends[0]) / span, slope / span
 
@@ -65,13 +66,13 @@ class MonotoneSchedule(nn.Module):
         if emphasis is not None and value.requires_grad:
             for each in (value, slope):
                 each.register_hook(lambda gradient: gradient * emphasis)
-        low, high = self.bounds.double().unbind()
+        low, high = widest(self.bounds).unbind()
         return low + (high - low) * value, (high - low) * slope
 
 
 @dataclass(frozen=True)
 class Level:
-    """alpha, sigma, gamma of some rows, [B] float64."""
+    """alpha, sigma, gamma of some rows, [B]."""
 
     gamma: Tensor
 
@@ -155,7 +156,7 @@ class PlaidModel(Rival):
     @property
     def kernel_scale(self) -> Tensor:
         """Grows from 0 to 1 at the start of training; 1 for a model that was never trained here."""
-        grown = (self.passes.double() / (KERNEL_RAMP * self.horizon)).clamp(max=1.0)
+        grown = (widest(self.passes) / (KERNEL_RAMP * self.horizon)).clamp(max=1.0)
         return torch.where(self.horizon == 0, 1.0, grown)
 
     def read_out(
@@ -182,7 +183,7 @@ class PlaidModel(Rival):
         """Rows with a time below the reconstruction share are at tau = 0, the others spread over (0, 1)."""
         if self.training:
             self.count_pass()
-        times = times.to(tokens.device)
+        times = onto(times, tokens.device)
         share = self.reconstruction_share() if self.training else torch.full_like(times[0], 0.5)
         clean = times < share
         tau = torch.where(clean, torch.zeros_like(times), (times - share) / (1 - share))
@@ -215,17 +216,17 @@ class PlaidModel(Rival):
         Which rows are `conditioned` is known on the CPU; everything else is on the model's device.
         """
         device = tokens.device
-        parts = [mask.nonzero()[:, 0].to(device) for mask in (conditioned, ~conditioned)]
-        conditioned = conditioned.to(device)
+        parts = [onto(mask.nonzero()[:, 0], device) for mask in (conditioned, ~conditioned)]
+        conditioned = onto(conditioned, device)
         gamma, slope = self.noise_schedule(tau, emphasis)
         end = Level(self.noise_schedule(torch.ones_like(tau[:1]))[0])
         table = self.network.embedding.rows()
         # Self-conditioned rows train the network alone: it saw a prediction that the schedule and table had shaped.
         level = Level(torch.where(conditioned, gamma.detach(), gamma))
         slope = torch.where(conditioned, slope.detach(), slope)
-        x = functional.embedding(tokens, table).double()
+        x = widest(functional.embedding(tokens, table))
         x = torch.where(conditioned[:, None, None], x.detach(), x)
-        noise = draws.normal(*x.shape[1:], dtype=torch.float64).to(x)
+        noise = draws.normal(*x.shape[1:], dtype=x.dtype).to(x)
         z = level.alpha[:, None, None] * x + level.sigma[:, None, None] * noise
         condition = torch.zeros_like(x)
         if len(active := parts[0]):
@@ -237,8 +238,8 @@ class PlaidModel(Rival):
             if len(rows):
                 out = self.read_out(h[rows], z[rows], Level(level.gamma[rows]), rows_table, targets=tokens[rows])
                 assert out.cross_entropy is not None
-                mu = mu.index_put((rows,), out.mu.double())
-                nll = nll.index_put((rows,), out.cross_entropy.double())
+                mu = mu.index_put((rows,), out.mu.to(mu))
+                nll = nll.index_put((rows,), out.cross_entropy.to(nll))
         diffusion = 0.5 * torch.exp(-level.gamma) * slope * (mu - x).square().sum(-1).mean(-1)
         alpha_1 = torch.where(conditioned, end.alpha.detach(), end.alpha)
         sigma_1 = end.sigma.square()
@@ -255,7 +256,7 @@ class PlaidModel(Rival):
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The whole ELBO with one time per row, self-conditioned on all rows."""
-        tau, conditioned = times.to(tokens.device), torch.ones(len(tokens), dtype=torch.bool)
+        tau, conditioned = onto(times, tokens.device), torch.ones(len(tokens), dtype=torch.bool)
         clean = torch.ones_like(tau, dtype=torch.bool)
         reconstruction, prior = self.parts(tokens, torch.zeros_like(tau), clean, conditioned, draws)
         diffusion, _ = self.parts(tokens, tau, ~clean, conditioned, draws)
@@ -268,19 +269,20 @@ class PlaidModel(Rival):
         if run.nfe < 3:
             raise UserError("plaid needs at least 3 network calls: two grid points and the decoding")
         T = run.nfe - 1
-        z = run.draws.normal(run.length, self.config.dimension, dtype=torch.float64).to(run.device)
+        dtype = state_dtype_of(run.device)
+        z = run.draws.normal(run.length, self.config.dimension, dtype=dtype)
         condition = torch.zeros_like(z)
         for i, tau in enumerate(torch.linspace(1, 0, T, dtype=torch.float64).tolist()):
             now = self._level(tau, run)
             out = self.predict(z, now, condition, token=True)
             assert out.token is not None
-            condition = x_hat = out.mu.double()
+            condition = x_hat = out.mu.to(z)
             run.report(i, run.nfe, 1 - tau, out.token)
             if tau == 0.0:
                 break
             # The reference steps by 1/T on a grid of spacing 1/(T - 1); kept.
             then = self._level(tau - 1 / T, run)
-            fresh = run.draws.normal(run.length, self.config.dimension, dtype=torch.float64).to(run.device)
+            fresh = run.draws.normal(run.length, self.config.dimension, dtype=dtype)
             z = reverse_step(z, x_hat, now, then, temperature, fresh if step == "ancestral" else None)
         final = self.predict(z, self._level(0.0, run), condition, token=True)
         assert final.token is not None
@@ -288,7 +290,7 @@ class PlaidModel(Rival):
         return final.token
 
     def _level(self, tau: float, run: Run) -> Level:
-        at = torch.tensor([tau], dtype=torch.float64, device=run.device)
+        at = torch.full((1,), tau, dtype=state_dtype_of(run.device), device=run.device)
         return Level(self.noise_schedule(at)[0].expand(run.rows))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from convergeflow.data.provenance import FILE as TRAINED_ON
 from convergeflow.data.provenance import TrainedOn, recalled
 from convergeflow.data.tokenizer import Tokenizer
-from convergeflow.device import Precision, dtype_named, precision_of, too_short, trunk_autocast
+from convergeflow.device import Precision, dtype_named, precision_of, state_dtype_of, too_short, trunk_autocast
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.files import write_json
 from convergeflow.flow.schedule import Schedule
@@ -319,10 +319,15 @@ class LanguageModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Every `to`, `half` and `double` comes here: weights are float32 or float64, whatever a pass computes in."""
-        found = fn(torch.empty(0, dtype=torch.float32)).dtype
-        if found.itemsize < 4:
-            raise too_short(found)
-        return super()._apply(fn, recurse)
+        there = fn(torch.empty(0, dtype=torch.float32))
+        if there.dtype.itemsize < 4:
+            raise too_short(there.dtype)
+        widest = state_dtype_of(there.device)
+
+        def moved(tensor: Tensor) -> Tensor:
+            return fn(tensor.to(widest) if tensor.dtype == torch.float64 else tensor)
+
+        return super()._apply(moved, recurse)
 
     def _check_request(self, num: int, length: int, seeds: Sequence[int], nfe: int) -> None:
         if len(seeds) != num:

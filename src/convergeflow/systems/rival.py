@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import widest
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.model.backbone import Backbone
 from convergeflow.model.small_scale import Neighbours, open_gates
@@ -211,7 +212,7 @@ class Rival(LanguageModel):
                 here = tokens[part].to(self.device)
                 times = [(k + stream.uniform()) / repeats for k in range(repeats)]
                 parts = [self.row_bounds(here, time, stream) for time in times]
-                found.append(torch.stack(parts).double().mean(0).cpu())
+                found.append(widest(torch.stack(parts)).mean(0).cpu())
                 progress(len(here))
         return Bound.of(torch.cat(found), repeats, self.bound_kind, tokens.numel())
 

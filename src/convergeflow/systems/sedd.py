@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convergeflow.device import matching, onto, widest
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws
 from convergeflow.systems.discrete import FLOOR, DiscreteDiffusion, kept_share, training_tau
@@ -82,7 +83,7 @@ class SeddModel(DiscreteDiffusion):
         if not temperature > 0.0:
             raise UserError(f"the temperature of scores must be positive, not {temperature}; give a small one instead")
         sigma = self.sigma(tau)
-        log_score = self.cooled(self.log_scores(x, sigma.to(x.device).expand(len(x))).double(), temperature)
+        log_score = self.cooled(widest(self.log_scores(x, onto(sigma, x.device).expand(len(x)))), temperature)
         if then is None:
             weights = self.leap(log_score, x, sigma)[..., : self.config.vocabulary]  # no mask may remain
         elif step == "analytic":
@@ -109,7 +110,7 @@ class SeddAbsorbModel(SeddModel):
         """Scores of leaving the mask; a fresh model gives each token the same share of rho."""
         out = self.network(x, sigma, positions).float()
         scale = torch.expm1(sigma).log() + math.log(self.config.vocabulary)
-        scale = scale.to(out)[:, None, None].expand(*x.shape, 1)
+        scale = matching(scale, out)[:, None, None].expand(*x.shape, 1)
         return out - (scale if positions is None else scale[positions])
 
     def row_losses(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
@@ -117,18 +118,19 @@ class SeddAbsorbModel(SeddModel):
         sigma = self.sigma(tau)
         masked = draws.uniform(tokens.shape[1]) > kept_share(tau)[:, None]
         log_score = self.log_scores(self.hidden(tokens, masked), sigma, masked)
-        entropy = absorb_loss(log_score, tokens[masked], sigma[:, None].expand(tokens.shape)[masked].to(log_score))
-        return self.sigma_rate(tau).to(tokens.device) * self.masked_values(masked, entropy).mean(-1)
+        levels = matching(sigma[:, None].expand(tokens.shape)[masked], log_score)
+        entropy = absorb_loss(log_score, tokens[masked], levels)
+        return onto(self.sigma_rate(tau), tokens.device) * self.masked_values(masked, entropy).mean(-1)
 
     def leap(self, log_score: Tensor, x: Tensor, change: Tensor) -> Tensor:
-        grown = change.exp().to(log_score)
+        grown = matching(change.exp(), log_score)
         score = log_score.exp()
         tokens = grown * score * (1 - 1 / grown)
         stay = grown + (1 - grown) * (score.sum(-1, keepdim=True) + 1)  # the mask's own score is 1
         return torch.cat([tokens, stay], dim=-1)
 
     def euler(self, log_score: Tensor, x: Tensor, amount: Tensor) -> Tensor:
-        moved = amount.to(log_score) * log_score.exp()
+        moved = matching(amount, log_score) * log_score.exp()
         return torch.cat([moved, 1 - moved.sum(-1, keepdim=True)], dim=-1)
 
     def cooled(self, log_score: Tensor, temperature: float) -> Tensor:
@@ -173,8 +175,8 @@ class SeddUniformModel(SeddModel):
         sigma = self.sigma(tau)
         noisy = self.corrupted(tokens, sigma, draws)
         log_score = self.log_scores(noisy, sigma)
-        entropy = uniform_loss(log_score, noisy, tokens, sigma[:, None].expand(tokens.shape).to(log_score))
-        return self.sigma_rate(tau).to(tokens.device) * entropy.mean(-1)
+        entropy = uniform_loss(log_score, noisy, tokens, matching(sigma[:, None].expand(tokens.shape), log_score))
+        return onto(self.sigma_rate(tau), tokens.device) * entropy.mean(-1)
 
     def row_bounds(self, tokens: Tensor, times: Tensor, draws: RowDraws) -> Tensor:
         """The loss and the divergence of the noisiest law from the uniform one."""
@@ -183,7 +185,7 @@ class SeddUniformModel(SeddModel):
 
     def leap(self, log_score: Tensor, x: Tensor, change: Tensor) -> Tensor:
         K = log_score.shape[-1]
-        grown = change.exp().to(log_score)
+        grown = matching(change.exp(), log_score)
         score = log_score.exp()
         before = score * grown + (1 - grown) / K * score.sum(-1, keepdim=True)
         onehot = torch.nn.functional.one_hot(x, K).to(score)
@@ -191,7 +193,7 @@ class SeddUniformModel(SeddModel):
 
     def euler(self, log_score: Tensor, x: Tensor, amount: Tensor) -> Tensor:
         K = log_score.shape[-1]
-        moved = (amount.to(log_score) / K * log_score.exp()).scatter(-1, x[..., None], 0.0)
+        moved = (matching(amount, log_score) / K * log_score.exp()).scatter(-1, x[..., None], 0.0)
         return moved.scatter(-1, x[..., None], 1 - moved.sum(-1, keepdim=True))
 
     def cooled(self, log_score: Tensor, temperature: float) -> Tensor:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from convergeflow.device import pinned
+from convergeflow.device import onto, pinned
 
 
 class Ahead:
@@ -27,7 +27,7 @@ class Ahead:
         known, waiting = self._waiting or (None, None)
         tokens = waiting.result() if waiting is not None and known == step else self._fetch(step)
         self._waiting = (step + 1, self._pool.submit(self._fetch, step + 1)) if step + 1 < self._end else None
-        return tokens.to(self._device, non_blocking=True)
+        return onto(tokens, self._device)
 
     def close(self) -> None:
         """Let the reader go; what it is reading is not needed."""

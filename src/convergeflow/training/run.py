@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import AutocastKwargs, InitProcessGroupKwargs
 
 from convergeflow import files
 from convergeflow.data.corpus import Corpus
@@ -102,7 +102,9 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         cpu=placement.device.type == "cpu",
         mixed_precision="no" if placement.autocast is None else "bf16",
         gradient_accumulation_steps=config.accumulate,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
+        # Older versions of torch keep the cast of a weight that a pass without gradients made, and give it to the next
+        # pass: where self-conditioning came first, the trunk had no gradient (pytorch#112583).
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT), AutocastKwargs(cache_enabled=False)],
     )
 
 

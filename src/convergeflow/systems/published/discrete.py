@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from convergeflow.device import onto, widest
 from convergeflow.errors import UserError
 from convergeflow.systems.categorical import draw, tempered
 from convergeflow.systems.discrete import LAST_TIME, kept_share
@@ -98,8 +99,8 @@ class PublishedMdlm(DrawsTokens, MdlmModel):
             last = i == run.nfe - 1
             if log_x is None or last:
                 greedy = last and removal == "greedy"
-                sigma = -kept_share(grid[i]).log().expand(len(x)).to(x.device)
-                logits = self.network(x, self._level(x, sigma)).double()
+                sigma = onto(-kept_share(grid[i]).log().expand(len(x)), x.device)
+                logits = widest(self.network(x, self._level(x, sigma)))
                 log_x = tempered(logits, 0.0 if greedy else temperature, nucleus)
             law = log_x if last else self.reverse_law(log_x, kept[i], kept[i + 1])
             then = torch.where(x == self.mask, draw(law, run.draws), x)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import onto
 from convergeflow.errors import UserError
 from convergeflow.model.backbone import NoiseLevelEmbedding
 from convergeflow.systems.elf import LEAST_GAP, PREFIX, ElfConfig, ElfModel
@@ -186,7 +187,7 @@ class PublishedElf(Published, ElfModel):
             raise UserError("elf needs more network calls: one or two for a step, and one for the decoding")
         if churn is None:
             churn = next((value for most, value in CHURN if steps <= most), CHURN[-1][1])
-        z = self.config.noise_scale * run.draws.normal(run.length, self.config.latent).to(run.device)
+        z = self.config.noise_scale * run.draws.normal(run.length, self.config.latent)
         w = torch.full((run.rows,), float(guidance), device=run.device)
         churn = 0.0 if sampler == "ode" else churn
         z = self.flow(run, z, self._grid(run, steps, grid), w, churn, given, text_guidance)
@@ -196,12 +197,12 @@ class PublishedElf(Published, ElfModel):
     def flow(
         self, run: Run, z: Tensor, times: Tensor, w: Tensor, churn: float, given: Given | None, text_guidance: float
     ) -> Tensor:
-        """Latents from the noise z along `times` [B, N + 1]; the last step puts no noise back."""
+        """Latents from the noise z along `times` [B, N + 1] on the CPU; the last step puts no noise back."""
         s, count = self.config.noise_scale, times.shape[1] - 1
         z = z if given is None else given.pin(z)
-        x = torch.zeros_like(z)
+        x, there = torch.zeros_like(z), onto(times, run.device)
         for i in range(count):
-            t, then = times[:, i], times[:, i + 1]
+            t, then = there[:, i], there[:, i + 1]
             if churn and i < count - 1:
                 a = (1 - churn * (then - t)).clamp(0, 1)
                 z = a[:, None, None] * z + (1 - a)[:, None, None] * s * run.draws.normal(*z.shape[1:]).to(z)
@@ -210,7 +211,7 @@ class PublishedElf(Published, ElfModel):
             x, logits = self._predict(z, x, t, w, given, text_guidance)
             z = z + (then - t)[:, None, None] * (x - z) / (1 - t).clamp_min(LEAST_GAP)[:, None, None]
             z = z if given is None else given.pin(z)
-            run.report(i, run.nfe, float(t.mean()), logits.argmax(-1))
+            run.report(i, run.nfe, float(times[:, i].mean()), logits.argmax(-1))
         return z
 
     def _predict(
@@ -235,7 +236,7 @@ class PublishedElf(Published, ElfModel):
             raise UserError("elf continues a prompt that is as long in all samples; it cannot fill gaps")
         latents = torch.zeros(run.rows, run.length, self.config.latent, device=run.device)
         latents[:, :length] = self.encode(run.known.tokens[:, :length])
-        return Given(latents, known)
+        return Given(latents, onto(known, run.device))
 
 
 @dataclass(frozen=True)

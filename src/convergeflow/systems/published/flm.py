@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convergeflow.device import state_dtype_of
+from convergeflow.device import onto, state_dtype_of
 from convergeflow.errors import unknown_name
 from convergeflow.model.backbone import Attention, NoiseLevelEmbedding
 from convergeflow.randomness import RowDraws
@@ -140,13 +140,13 @@ class PublishedFmlm(Published, FlmModel):
     def generate_batch(self, run: Run, **_: Any) -> Tensor:
         """t_i = i/N. One call a step for a map; two, teacher and student, for a residual."""
         dtype = state_dtype_of(run.device)
-        z = run.draws.normal(run.length, self.config.vocabulary, dtype=torch.float64).to(run.device, dtype)
+        z = run.draws.normal(run.length, self.config.vocabulary, dtype=dtype)
         residual = self.network.teacher is not None
         steps = max(1, run.nfe // 2) if residual else run.nfe
         t = torch.arange(steps + 1, dtype=torch.float64) / steps
         c = self.warp(t)
         for i in range(steps):
-            now, then = (time.expand(len(z)).to(run.device) for time in (t[i], t[i + 1]))
+            now, then = (onto(time.expand(len(z)), run.device) for time in (t[i], t[i + 1]))
             change, gap = float(c[i + 1] - c[i]), float(1 - c[i]) + 1e-5
             out = self(z, now, then).to(z)
             if self.network.teacher is None:

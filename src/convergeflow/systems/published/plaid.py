@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convergeflow.device import widest
 from convergeflow.model.backbone import Norm, rotate
 from convergeflow.systems.plaid import Level, PlaidConfig, PlaidModel, UnitTable
 from convergeflow.systems.published.elf import RootMeanSquare
@@ -61,8 +62,8 @@ class PublishedPlaidNetwork(nn.Module):
     def forward(self, z: Tensor, at: Level, condition: Tensor) -> Tensor:
         D, dtype = z.shape[-1], self.enter.weight.dtype
         scale = (at.alpha.square() / D + at.sigma.square()).rsqrt()[:, None, None]
-        rate = torch.linspace(-5.0, 5.0, FREQUENCIES, device=z.device, dtype=torch.float64).exp()
-        angle = at.gamma.double()[:, None] * rate
+        rate = torch.linspace(-5.0, 5.0, FREQUENCIES, device=z.device, dtype=at.gamma.dtype).exp()
+        angle = at.gamma[:, None] * rate
         features = torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
         with torch.autocast(z.device.type, enabled=False):  # the layers alone may run in half precision
             h = self.enter((z * scale).to(dtype)) + self.enter_condition((D**0.5 * condition).to(dtype))
@@ -86,7 +87,7 @@ class PublishedPlaid(Published, PlaidModel):
 
     def forward(self, z: Tensor, gamma: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits [B, L, V] and the data prediction [B, L, D] for states z [B, L, D] at gamma [B]."""
-        at = Level(gamma.double())
+        at = Level(widest(gamma))
         h = self.network(z, at, torch.zeros_like(z) if previous is None else previous)
         table = self.network.embedding.rows().to(h)
         with torch.autocast(z.device.type, enabled=False):
