@@ -378,6 +378,8 @@ def _processes() -> tuple[int, int, Any]:
     from accelerate import PartialState
 
     from convergeflow.device import choose_device
+    from convergeflow.studies.reproduce.team import TIMEOUT
 
-    state = PartialState(cpu=choose_device("auto").device.type == "cpu")
+    # Shares of a run that goes on are uneven, and who is done waits for the others.
+    state = PartialState(cpu=choose_device("auto").device.type == "cpu", timeout=TIMEOUT)
     return state.process_index, state.num_processes, state.wait_for_everyone
