@@ -17,13 +17,14 @@ from convergeflow.studies.reproduce.scale import scale_by_name
 from convergeflow.studies.reproduce.verdict import Verdict
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
-
+JOINT = RESULTS / "reproduction-basic-joint"
 
 REPORTS = {
     "reproduction": ("embedded", tuple(experiments())),
     "reproduction-basic": ("basic", scale_by_name("basic").experiments),
     "reproduction-basic-gentle": ("basic-gentle", scale_by_name("basic-gentle").experiments),
     "reproduction-basic-15000": ("basic", ("configurations",)),
+    "reproduction-basic-joint/gentle": (str(JOINT / "gentle.yaml"), scale_by_name("basic-gentle").experiments),
 }
 """Folder -> the scale of its report and the experiments that it holds."""
 
