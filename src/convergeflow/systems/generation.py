@@ -33,6 +33,12 @@ def one_call_a_token(model: LanguageModel) -> bool:
     return "cache" in model.controls
 
 
+def check_budget(model: LanguageModel, nfe: int | None) -> None:
+    """Refuse a number of calls where it has no effect."""
+    if nfe is not None and one_call_a_token(model):
+        raise UserError(f"`nfe` has no effect on {model.method}, which makes one network call a token: leave it out")
+
+
 def calls_of(model: LanguageModel, nfe: int, length: int) -> int:
     """Network calls of a sample for which `nfe` were asked."""
     return length if one_call_a_token(model) else nfe
@@ -87,6 +93,7 @@ def sampler_arguments(model: LanguageModel, options: Mapping[str, Any], length: 
     for name in given:
         if name not in known:
             raise unknown_name("option", name, [*known, *OF_SAMPLE, *model.controls])
+    check_budget(model, given.get("nfe"))
     return passed | model.sampling_arguments(
         given, controls, lambda schedule, own: settings_of(given, schedule, own), length
     )

@@ -270,6 +270,8 @@ class LanguageModel(nn.Module):
         """
         own, unknown = dict(controls), dict(given)
         nfe = unknown.pop("nfe", 64)
+        if "temperature" in own and "temperature" in unknown:
+            raise UserError("`temperature` is given twice, as an option and in `set`: give one of them")
         if "temperature" in self.controls and "temperature" in unknown:
             own["temperature"] = unknown.pop("temperature")
         if unknown:
