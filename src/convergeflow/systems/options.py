@@ -41,7 +41,8 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
     if limits and not given.get("freeze"):
         raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
     if given.get("freeze"):
-        given["freeze"] = Freeze(**limits)
+        before = given["freeze"]  # a switch, or limits as Python has them
+        given["freeze"] = replace(before, **limits) if isinstance(before, Freeze) else Freeze(**limits)
     return replace(base, controls=replace(base.controls, **controls), **given)
 
 
