@@ -179,6 +179,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "position 0",
     ),
+    "gap in a prompt": ({"prompt": "a ___ girl"}, 400, "between `prompt` and `suffix`"),
     "too short": ({"prompt": "Once there was", "max_tokens": 2}, 400, "more than `max_tokens` 2"),
 }
 

@@ -183,10 +183,10 @@ def _check_plans(flow: Any, settings: Any, length: int, clamp: Clamp | None, lim
 
 def _known(asked: Completion, served: Served) -> Clamp | None:
     """The tokens of prompt and suffix."""
+    for name, text in (("prompt", asked.prompt), ("suffix", asked.suffix)):
+        if text and GAP in text and (asked.suffix or served.tokenizer.kind == "word"):
+            raise UserError(f"`{name}` must not hold {GAP}: the gap is between `prompt` and `suffix`")
     if asked.suffix:
-        for name, text in (("prompt", asked.prompt), ("suffix", asked.suffix)):
-            if text and GAP in text:
-                raise UserError(f"`{name}` must not hold {GAP}: the gap is between `prompt` and `suffix`")
         return known_text(served.tokenizer, None, f"{asked.prompt or ''}{GAP}{asked.suffix}", asked.convergeflow.gap)
     return known_text(served.tokenizer, asked.prompt, None, 1) if asked.prompt else None
 

@@ -37,13 +37,18 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
         given = dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
     controls = {f.name: given.pop(f.name) for f in fields(Controls) if f.name in given}
     controls = {name: _registered(value) for name, value in controls.items()}
-    limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
-    if limits and not given.get("freeze"):
-        raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
-    if given.get("freeze"):
-        before = given["freeze"]  # a switch, or limits as Python has them
-        given["freeze"] = replace(before, **limits) if isinstance(before, Freeze) else Freeze(**limits)
+    _freeze(given)
     return replace(base, controls=replace(base.controls, **controls), **given)
+
+
+def _freeze(given: dict[str, Any]) -> None:
+    """Put one `Freeze` in the place of the switch, or of the limits that Python has, and of further limits."""
+    limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
+    before = given.get("freeze")
+    if limits and not before:
+        raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
+    if before:
+        given["freeze"] = replace(before, **limits) if isinstance(before, Freeze) else Freeze(**limits)
 
 
 def tuned(path: str) -> Settings:
