@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "convergeflow"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = {"errors", "markup", "randomness", "device", "files", "plugins", "data"}
+LEAVES = {"errors", "kinds", "markup", "randomness", "device", "files", "plugins", "data"}
 CORE = LEAVES | {"flow", "model"}
 METHOD = CORE | {"objective", "sampling"}
 SYSTEMS = METHOD | {"systems"}
@@ -23,13 +23,14 @@ LEARNED = SYSTEMS | {"training", "zoo"}
 MEASURED = LEARNED | {"evaluation", "results"}
 MAY_IMPORT = {
     "errors": set(),
+    "kinds": {"errors"},
     "markup": set(),
     "randomness": {"errors"},
     "device": {"errors"},
     "files": {"errors"},
     "plugins": {"errors"},
     "data": {"errors", "randomness", "files", "plugins", "markup"},
-    "flow": {"errors", "randomness", "plugins"},
+    "flow": {"errors", "kinds", "randomness", "plugins"},
     "model": LEAVES | {"flow"},
     "objective": CORE,
     "sampling": CORE,

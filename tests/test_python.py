@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -241,3 +242,101 @@ def test_a_flow_is_a_table_of_frames(model: Any) -> None:
     rival = cf.Frames()
     cf.load("stories-mdlm", device="cpu").generate(1, nfe=3, length=4, observe=rival)
     assert next(rival.rows())["weight"] is None
+
+
+WRONG: dict[str, Any] = {
+    "num": 1.5,
+    "seed": [1, 2],
+    "length": "8",
+    "gap": 0.5,
+    "batch": 0,
+    "prompt": ["Once", "Twice"],
+    "settings": "sharp",
+    "observe": 5,
+    "noise": np.zeros((1, 64, 128)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_another_kind_is_refused_by_name(model: Any, name: str) -> None:
+    more = {"infill": "Once ___"} if name == "gap" else {} if name == "settings" else {"settings": cf.Settings(nfe=4)}
+    with pytest.raises(cf.UserError, match=f"`{name}` must be") as refused:
+        model.generate(**{name: WRONG[name], **more})
+    assert "\n" not in str(refused.value)
+
+
+def test_more_samples_than_fit_anywhere_are_refused_before_they_are_made(model: Any) -> None:
+    with pytest.raises(cf.UserError, match="several calls"):
+        model.generate(10**9, nfe=4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cf.Settings(nfe="4"),  # type: ignore[arg-type]
+        lambda: cf.Settings(nfe=4.5),  # type: ignore[arg-type]
+        lambda: cf.Settings(nfe=0),
+        lambda: cf.Settings(temperature="hot"),  # type: ignore[arg-type]
+        lambda: cf.Settings(controls={"refine": 2}),  # type: ignore[arg-type]
+        lambda: cf.Settings(freeze=True),  # type: ignore[arg-type]
+        lambda: cf.Settings(solver=["euler"]),  # type: ignore[arg-type]
+        lambda: cf.Settings(grid=("early", 1)),  # type: ignore[arg-type]
+        lambda: cf.Controls(refine=1.5),  # type: ignore[arg-type]
+        lambda: cf.Controls(scg=None),  # type: ignore[arg-type]
+        lambda: cf.Controls(ug=True),
+        lambda: cf.Controls(ug_schedule=5),  # type: ignore[arg-type]
+        lambda: cf.Freeze(weight="x"),  # type: ignore[arg-type]
+        lambda: cf.preset(5),  # type: ignore[arg-type]
+        lambda: cf.preset("sharp", "stories-small"),  # type: ignore[arg-type]
+        lambda: cf.preset("sharp", nfe="8"),  # type: ignore[arg-type]
+        lambda: cf.load(5),  # type: ignore[arg-type]
+        lambda: cf.evaluate(["a text"]),  # type: ignore[arg-type]
+        lambda: cf.Trace().arrays(),
+    ],
+)
+def test_a_wrong_value_is_refused_at_once(make: Any) -> None:
+    with pytest.raises(cf.UserError) as refused:
+        make()
+    assert "\n" not in str(refused.value)
+
+
+def test_numbers_of_numpy_are_numbers(model: Any, tmp_path: Path) -> None:
+    settings = cf.Settings(
+        nfe=np.int64(4), temperature=np.float32(0.5), grid=np.array([0.2, 0.6]), controls=cf.Controls(refine=np.int8(1))
+    )
+    assert settings == cf.Settings(nfe=4, temperature=0.5, grid=(0.2, 0.6)) and hash(settings)
+    made = model.generate(np.int64(1), seed=np.int64(3), length=np.int32(8), batch=np.int64(1), settings=settings)
+    assert json.loads(json.dumps([made.seeds, made.settings, made.nfe]))[0] == [3]
+    ids = np.array([[3, 4, 5]])
+    assert model.bound(ids, repeats=np.int64(2)).nats == model.bound(torch.from_numpy(ids), repeats=2).nats
+    options = {
+        "batch": np.int64(8),
+        "corpus": {"blocks": np.int64(64), "heldout_blocks": 16},
+        "model": {"dropout": np.float64(0)},
+    }
+    stages = {"ce": {"steps": np.int64(6)}, "mse": {"steps": 2}}
+    assert cf.train("test", out=tmp_path / "run", stages=stages, **options).config.length
+
+
+def test_token_ids_that_are_none_are_refused(model: Any) -> None:
+    for ids in (torch.zeros(1, 4), torch.tensor([[999]]), torch.tensor([[-1]])):
+        with pytest.raises(cf.UserError, match="token ids"):
+            model.bound(ids)
+    for texts in ([[1, 2]], [5], None):
+        with pytest.raises(cf.UserError, match="a bound is of texts"):
+            model.bound(texts)
+
+
+def test_limits_of_freezing_hold_as_an_option(model: Any) -> None:
+    lasting = cf.Freeze(weight=0.9, patience=1, change=0.5)
+    made = model.generate(preset="standard", nfe=8, freeze=lasting)
+    assert made.settings["freeze"] == {"weight": 0.9, "patience": 1, "change": 0.5}
+
+
+def test_an_empty_text_is_not_the_present_folder(model: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "diary.txt").write_text("Mia was a bold girl. " * 200)
+    for texts in ("", [""], [" "], [5], None):
+        with pytest.raises(cf.UserError):
+            model.finetune(texts, out="tuned", steps=2)
+    assert not (tmp_path / "tuned").exists()

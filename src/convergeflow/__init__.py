@@ -97,10 +97,14 @@ def preset(name: str, model: LanguageModel | None = None, *, nfe: int | None = N
 
     Without one they are the paper's own numbers. `nfe` changes the number of network calls.
     """
+    from convergeflow.kinds import whole
     from convergeflow.sampling.plan import PAPER_SCHEDULE, preset_for
 
+    nfe = None if nfe is None else whole("nfe", nfe, 1)
     if model is None:
         return preset_for(name, PAPER_SCHEDULE, nfe=nfe)
+    if not hasattr(model, "as_flow"):
+        raise UserError("`model` must be a loaded model, as load(...) gives it")
     flow = model.as_flow()
     if flow is None:
         raise UserError(f"presets are settings of flows; {model.method} has controls of its own")
@@ -119,7 +123,7 @@ def train(
 
     from convergeflow.training import config as configuration
 
-    changes = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in _leaves(overrides)]
+    changes = [f"{key}={yaml.safe_dump(_plain(value), default_flow_style=True)}" for key, value in _leaves(overrides)]
     config = configuration.resolve(str(recipe), changes)
 
     from convergeflow.training import run
@@ -140,6 +144,15 @@ def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML knows it: numbers of numpy and paths are none of its kinds."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value.tolist() if hasattr(value, "tolist") else value
 
 
 def evaluate(
@@ -168,8 +181,10 @@ def evaluate(
     from convergeflow.results.draw import origin
     from convergeflow.results.record import make
     from convergeflow.systems.generation import outlined
-    from convergeflow.systems.protocol import Samples
+    from convergeflow.systems.protocol import LanguageModel, Samples
 
+    if not isinstance(model, str | Path | LanguageModel | Samples):
+        raise UserError(f"`evaluate` takes a model, its name, or what `generate` returned, not {type(model).__name__}")
     chosen = protocols_named(protocol)
     if len(chosen) > 1:
         raise UserError(f"one record has one protocol: call evaluate for each of {protocol}")

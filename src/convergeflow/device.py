@@ -219,6 +219,7 @@ class Placement:
 
 def choose_device(name: str = "auto", precision: str = "auto") -> Placement:
     """The device by name, or the fastest one present; with the format of a run's `precision`, auto, fp32 or bf16."""
+    name = str(name)  # a `torch.device` is as good as its name
     if name not in NAMES:
         raise UserError(f"unknown device {name!r} (known: {', '.join(NAMES)})")
     if name == "auto":

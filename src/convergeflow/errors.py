@@ -21,6 +21,8 @@ class UserError(ConvergeFlowError, ValueError):
 def unknown_name(kind: str, name: str, known: Iterable[str], within: str = "") -> UserError:
     """The error for a name that is not in a registry, with the nearest known name; `within` stands before names."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f": did you mean {within + close[0]!r}?" if close else ""
-    return UserError(f"unknown {kind} {within + name!r}{hint} (known: {', '.join(names) or 'none'})")
+    return UserError(
+        f"unknown {kind} {(within + name if within else name)!r}{hint} (known: {', '.join(names) or 'none'})"
+    )

@@ -39,6 +39,8 @@ def locate(name: str | Path, *, average: bool = True) -> Path:
 
     An exported model has the average alone.
     """
+    if not isinstance(name, str | Path):
+        raise UserError(f"a model is given by its name or folder, not by {type(name).__name__}")
     if (fetched := named_on_hub(str(name))) is not None:
         return fetched
     shipped = shipped_folder() / str(name)

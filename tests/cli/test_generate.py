@@ -195,3 +195,22 @@ def test_left_to_right_the_calls_are_those_that_are_made(capsys: pytest.CaptureF
     run("--model", "stories-ar", "--num", "1", "--length", "6")
     told = capsys.readouterr().err
     assert "NFE 6\n" in told and "6 network calls each" in told
+
+
+@pytest.mark.parametrize("option", ["--replay", "--logits"])
+def test_a_text_of_the_user_is_not_overwritten(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("My only copy.")
+    assert main(["generate", "--num", "1", option, str(mine)]) == 2
+    assert f"{option} would overwrite" in capsys.readouterr().err
+    assert mine.read_text() == "My only copy."
+
+
+def test_a_gap_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, says in (
+        (["--infill", "Once ____ girl"], "three underscores"),
+        (["--prompt", "Once there was a ___ girl"], "--infill"),
+    ):
+        assert main(["generate", "--num", "1", *words]) == 2
+        said = capsys.readouterr().err
+        assert says in said and "vocabulary" not in said

@@ -75,6 +75,15 @@ def test_mistakes_are_one_line_and_exit_code_two(
     assert error.startswith("error: ") and expected in error
 
 
+def test_a_hint_names_what_train_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "a b c"}\n{"other": "a b c"}\n')
+    (tmp_path / "a.txt").write_text("a b c")
+    for name, says in (("a.jsonl", "convergeflow prepare --text-field"), ("a.txt", "smaller corpus.length")):
+        assert main(["train", str(tmp_path / name), "--steps", "2", "--out", str(tmp_path / "run")]) == 2
+        said = capsys.readouterr().err
+        assert says in said.splitlines()[-1] and "`text_field`" not in said
+
+
 def test_dry_run_prints_and_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["train", "test", "batch=4", "device=cpu", "--dry-run", "--out", str(out)]) == 0

@@ -407,6 +407,21 @@ def test_wrong_sources(tmp_path: Path) -> None:
         prepare(tmp_path / "c.parquet")
 
 
+def test_a_row_without_a_text_is_empty_and_another_kind_is_shown(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": "so it goes on and on. " * 20 if number % 2 else None}) for number in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    assert prepare(tmp_path / "a.jsonl", tokenizer="byte", length=16).manifest["source"]["documents"] == 30
+    for row, says in (
+        ({"text": 1.5}, "holds 1.5, not text"),
+        ({"text": ["a"]}, r'holds \["a"\], not text'),
+        ([1, 2], r"line 1 is \[1, 2\]: a line must be a text"),
+        (None, "line 1 is null"),
+    ):
+        (tmp_path / "b.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(UserError, match=says):
+            prepare(tmp_path / "b.jsonl")
+
+
 def test_a_folder_with_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.doc").write_text("dear")

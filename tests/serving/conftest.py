@@ -20,6 +20,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         str(write_model(root / "tiny")),
         str(write_model(root / "blocks", block_length=4)),
         str(write_model(root / "ar", method="ar")),
+        str(write_model(root / "langflow", method="langflow")),
     ]
 
 

@@ -59,6 +59,27 @@ def test_prompt_echo_infill_and_pins(client: TestClient) -> None:
     assert pinned["choices"][0]["convergeflow"]["tokens"][5:7] == [tokenizer.encode("girl")[0], 9]
 
 
+def test_a_text_holds_all_that_was_not_in_the_prompt(client: TestClient) -> None:
+    tokenizer = stories_tokenizer()
+
+    def answered(**body: Any) -> tuple[str, list[int]]:
+        choice = complete(client, seed=1, **body).json()["choices"][0]
+        return choice["text"], choice["convergeflow"]["tokens"]
+
+    nfe = {"nfe": 4, "gap": 2}
+    text, tokens = answered(suffix="a girl .", convergeflow=nfe)
+    assert text == tokenizer.decode(tokens[:2]), "the middle, without the suffix"
+    pins = [{"position": 1, "text": "little"}]
+    text, tokens = answered(prompt="Once", suffix="a girl .", convergeflow={**nfe, "pins": pins})
+    assert text == tokenizer.decode(tokens[:3]).removeprefix("Once") and text.startswith(" little ")
+    text, tokens = answered(prompt="Once", convergeflow={"nfe": 4, "pins": pins})
+    assert text == tokenizer.decode(tokens).removeprefix("Once") and text.startswith(" little ")
+    same = [{"position": 0, "text": "once"}]  # says again what the prompt says
+    assert answered(prompt="Once", convergeflow={"nfe": 4, "pins": same}) == answered(
+        prompt="Once", convergeflow={"nfe": 4}
+    )
+
+
 def test_blocks_and_rivals_answer_too(client: TestClient, models: list[str]) -> None:
     settings = {"nfe": 30, "self_condition": "previous"}
     blocks = complete(client, model="blocks", seed=2, convergeflow=settings).json()["choices"][0]["convergeflow"]
@@ -67,6 +88,10 @@ def test_blocks_and_rivals_answer_too(client: TestClient, models: list[str]) -> 
     ar = complete(client, model="ar", seed=2, temperature=0.5).json()["choices"][0]["convergeflow"]
     assert ar["tokens"] == cf.load(models[2]).sample(1, 12, seeds=[2], temperature=0.5).ids[0].tolist()
     assert ar["calls"] == 12
+    langflow = cf.load(models[3])
+    for own, how in (({"nfe": 5}, {"nfe": 5}), ({"nfe": 6, "refine": 2}, {"nfe": 6, "refine": 2})):
+        told = complete(client, model="langflow", seed=2, convergeflow=own).json()["choices"][0]["convergeflow"]
+        assert told["tokens"] == langflow.generate(seed=2, **how).ids[0].tolist() and told["calls"] == own["nfe"]
 
 
 def events(response: Any) -> list[Any]:
@@ -90,7 +115,7 @@ def test_a_plain_stream_can_be_joined(client: TestClient) -> None:
 
 @pytest.mark.parametrize("model", ["tiny", "blocks", "ar"])
 def test_a_diffusing_stream_ends_at_the_text(client: TestClient, model: str) -> None:
-    own = {"nfe": 10, "diffusing": True, "frames": True}
+    own: dict[str, Any] = {"diffusing": True, "frames": True} | ({} if model == "ar" else {"nfe": 10})
     if model == "blocks":
         own["self_condition"] = "previous"
     chunks = events(complete(client, model=model, seed=3, stream=True, convergeflow=own))
@@ -130,8 +155,32 @@ MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
     "pin": ({"convergeflow": {"pins": [{"position": 99, "token": 1}]}}, 400, "behind the last"),
     "two": ({"convergeflow": {"pins": [{"position": 1}]}}, 400, "either"),
     "rival": ({"model": "ar", "convergeflow": {"scg": 2.0}}, 400, "scg"),
+    "settings": ({"model": "langflow", "convergeflow": {"set": {"settings": 1}}}, 400, "settings"),
     "set": ({"model": "ar", "convergeflow": {"set": {"heat": 1}}}, 400, "heat"),
     "too strong": ({"convergeflow": {"scg": 1e300, "nfe": 8}}, 400, "scg"),
+    "said twice": ({"temperature": 0.5, "convergeflow": {"temperature": 0.9}}, 400, "give one"),
+    "said twice to a rival": (
+        {"model": "ar", "temperature": 0.5, "convergeflow": {"set": {"temperature": 1}}},
+        400,
+        "give one",
+    ),
+    "gap of nothing": ({"prompt": "Once", "convergeflow": {"gap": 2}}, 400, "`gap` has no effect without `suffix`"),
+    "frames of no stream": ({"convergeflow": {"frames": True}}, 400, "`frames` has no effect without `stream`"),
+    "states of no stream": ({"convergeflow": {"diffusing": True}}, 400, "without `stream`"),
+    "usage of no stream": ({"stream_options": {"include_usage": True}}, 400, "without `stream`"),
+    "budget of a call a token": ({"model": "ar", "convergeflow": {"nfe": 4}}, 400, "one network call a token"),
+    "two pins": (
+        {"convergeflow": {"pins": [{"position": 1, "token": 4}, {"position": 1, "token": 5}]}},
+        400,
+        "position 1",
+    ),
+    "pin on the prompt": (
+        {"prompt": "Once", "convergeflow": {"pins": [{"position": 0, "token": 5}]}},
+        400,
+        "position 0",
+    ),
+    "gap in a prompt": ({"prompt": "a ___ girl"}, 400, "between `prompt` and `suffix`"),
+    "too short": ({"prompt": "Once there was", "max_tokens": 2}, 400, "more than `max_tokens` 2"),
 }
 
 
@@ -253,12 +302,22 @@ def test_a_full_queue_says_when_to_come_back(server: Callable[..., Server]) -> N
             ticket.cancel()
 
 
+def test_a_plan_of_a_model_with_a_call_a_token_counts_its_tokens(client: TestClient) -> None:
+    assert client.post("/plan", json={"model": "ar", "max_tokens": 7}).json()["calls"] == 7
+
+
+def test_a_wrong_method_is_told_the_right_one(client: TestClient) -> None:
+    for path, right in (("/v1/completions", "POST"), ("/healthz", "GET")):
+        answer = client.delete(path)
+        assert answer.status_code == 405 and right in answer.json()["error"]["message"]
+
+
 def test_models_health_metrics_plan_and_description(client: TestClient) -> None:
     listed = client.get("/v1/models").json()["data"]
-    assert {each["id"] for each in listed} == {"tiny", "blocks", "ar"}
+    assert {each["id"] for each in listed} == {"tiny", "blocks", "ar", "langflow"}
     assert client.get("/v1/models/tiny").json()["convergeflow"]["length"] == 12
     assert client.get("/v1/models/x").status_code == 404
-    assert client.get("/healthz").json() == {"status": "ok", "models": ["tiny", "blocks", "ar"]}
+    assert client.get("/healthz").json() == {"status": "ok", "models": ["tiny", "blocks", "ar", "langflow"]}
     assert client.get("/page/words/tiny").json()["words"]["0"] == "\u23ce"
     complete(client, convergeflow={"nfe": 5})
     text = client.get("/metrics").text

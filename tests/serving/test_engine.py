@@ -24,7 +24,7 @@ from convergeflow.sampling.wrappers import Clamp
 from convergeflow.serving.engine import Engine
 from convergeflow.serving.limits import Limits
 from convergeflow.serving.models import Served
-from convergeflow.serving.ticket import Busy, Cancelled, Job, OutOfTime, Ticket
+from convergeflow.serving.ticket import Busy, Cancelled, Closing, Job, OutOfTime, Ticket
 from convergeflow.systems import METHODS
 from convergeflow.systems.convergeflow import ConvergeFlowConfig, ConvergeFlowModel
 from convergeflow.systems.protocol import LanguageModel
@@ -220,8 +220,57 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(flow: Served) -> None:
     engine.start()
     assert all(ticket.result(60).calls == [6] for ticket in held)
     engine.stop(20)
+    with pytest.raises(Closing):
+        engine.submit(job)
+
+
+def test_who_waits_for_nothing_takes_no_place_in_the_queue(flow: Served) -> None:
+    engine = Engine(Limits(queue=3))  # not started: nothing leaves the queue by being made
+    job = Job(flow, [1], LENGTH, {"settings": SETTINGS[0]})
+    gone, late, there = (engine.submit(job) for _ in range(3))
+    gone.cancel()
+    late.deadline = time.monotonic() - 1
+    held = [engine.submit(job), engine.submit(job)]
     with pytest.raises(Busy):
         engine.submit(job)
+    for ticket, how in ((gone, Cancelled), (late, OutOfTime)):
+        with pytest.raises(how):
+            ticket.result(0)
+    assert list(engine.flows.waiting) == [there, *held]
+
+
+@pytest.mark.parametrize("method", ["convergeflow", "mdlm"])
+def test_who_waits_is_told_in_time_that_it_will_not_be_in_time(flow: Served, method: str) -> None:
+    engine = Engine(Limits(rows=2, seconds=30))
+    engine.start()
+    long: dict[str, Any] = {"settings": Settings(nfe=100_000, self_condition="none")}
+    if method == "mdlm":
+        cls = METHODS[method]
+        model = cls(cls.config_class(vocabulary=218, width=32, depth=1, heads=2, length=LENGTH, dropout=0.0))
+        flow, long = served(model, method), {"nfe": 100_000}
+    running = engine.submit(Job(flow, [1, 2], LENGTH, long))
+    waiting = engine.submit(Job(flow, [3, 4], LENGTH, long))
+    waiting.deadline = time.monotonic() + 0.3
+    with pytest.raises(OutOfTime):
+        waiting.result(10)
+    assert not running.over
+    running.cancel()
+    engine.stop(20)
+
+
+def test_an_end_at_once_is_told_to_all(flow: Served) -> None:
+    engine = Engine(Limits(rows=2))
+    engine.start()
+    long = Job(flow, [1, 2], LENGTH, {"settings": Settings(nfe=100_000, self_condition="none")})
+    tickets = [engine.submit(long) for _ in range(3)]
+    engine.end_at_once()
+    for ticket in tickets:
+        with pytest.raises(Closing, match="again"):
+            ticket.result(10)
+    with pytest.raises(Closing):
+        engine.submit(long)
+    engine.stop(20)
+    assert not any(lane.is_alive() for lane in engine.lanes)
 
 
 def test_cancelled_and_late_requests_leave(flow: Served, engine: Engine) -> None:
@@ -284,7 +333,9 @@ def test_limits_are_changed_by_name_and_refused_by_name() -> None:
         ("quue=1", "did you mean 'queue'"),
         ("queue", "name=value"),
         ("queue=x", "number"),
-        ("rows=0", "positive"),
+        ("rows=0", "above 0"),
+        ("grace=inf", "above 0"),
+        ("frames=99999999999999999999", "below"),
     ):
         with pytest.raises(UserError, match=says):
             Limits().changed([wrong])

@@ -116,7 +116,7 @@ def test_sigterm_finishes_what_runs(models: list[str]) -> None:
         answers: list[Any] = []
 
         def ask(seed: int, stream: bool) -> None:
-            body = {"model": "tiny", "seed": seed, "stream": stream, "convergeflow": {"nfe": 300, "frames": True}}
+            body = {"model": "tiny", "seed": seed, "stream": stream, "convergeflow": {"nfe": 300, "frames": stream}}
             answers.append((stream, httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)))
 
         threads = [threading.Thread(target=ask, args=(seed, seed % 2 == 0)) for seed in range(6)]
@@ -131,6 +131,47 @@ def test_sigterm_finishes_what_runs(models: list[str]) -> None:
         assert response.status_code == 200
         assert not stream or response.text.rstrip().endswith("[DONE]")
     assert all("Traceback" not in line for line in server.lines)
+
+
+@pytest.mark.parametrize("how", ["grace", "twice"])
+def test_an_end_before_the_answers_is_told_to_every_client(models: list[str], how: str) -> None:
+    with running(models[0], "--limit", "calls=20000", "--limit", f"grace={1 if how == 'grace' else 60}") as server:
+        answers: dict[bool, Any] = {}
+
+        def ask(stream: bool) -> None:
+            own = {"nfe": 20_000, "self_condition": "none"}
+            body = {"model": "tiny", "seed": 1, "stream": stream, "convergeflow": own}
+            answers[stream] = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in threads:
+            thread.start()
+        until(lambda: 'running{lane="flows"} 2.0' in httpx.get(f"{server.url}/metrics").text)
+        # A body that never comes keeps nobody.
+        half = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        half.sendall(
+            b"POST /plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        until(lambda: len(httpx.get(f"{server.url}/healthz").content) > 0)
+        if how == "twice":
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert server.stop(signal.SIGINT) == 0
+        for thread in threads:
+            thread.join()
+        half.settimeout(10)
+        half.close()
+    assert answers[False].status_code == 503 and "closing" in answers[False].json()["error"]["message"]
+    said = [line for line in answers[True].text.split("\n") if line.startswith("data: ")]
+    assert "closing" in json.loads(said[-2].removeprefix("data: "))["error"]["message"] and said[-1] == "data: [DONE]"
+    assert all("Traceback" not in line for line in server.lines), "".join(server.lines)
+
+
+def test_every_address_of_loopback_answers_under_its_own_name(models: list[str]) -> None:
+    with running(models[0], "--host", "127.0.0.2") as server:
+        assert server.url.startswith("http://127.0.0.2:")
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert httpx.get(f"{server.url}/healthz", headers={"host": "127.0.0.3"}).status_code == 400
 
 
 def test_a_killed_server_starts_again_at_its_address(models: list[str]) -> None:
@@ -217,6 +258,9 @@ def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> No
         (["--token", "short"], "8 printable"),
         (["--limit", "quue=3"], "did you mean 'queue'"),
         (["nowhere"], "unknown model"),
+        (["--threads", "100000"], "cores of this machine"),
+        (["--host", "203.0.113.7", "--token", "long enough"], "--host"),
+        (["--host", "nowhere.invalid", "--token", "long enough"], "--host"),
     ):
         assert main(["serve", *words]) == 2
         assert says in capsys.readouterr().err
@@ -224,5 +268,5 @@ def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_taken_port_is_one_line(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["serve", models[0], "--port", str(taken.getsockname()[1])]) == 1
+        assert main(["serve", models[0], "--port", str(taken.getsockname()[1])]) == 2
     assert "already in use: choose another with --port" in capsys.readouterr().err

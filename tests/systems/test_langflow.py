@@ -138,6 +138,9 @@ def test_its_temperature_holds_beside_the_controls_of_the_flow() -> None:
         return model.sampling_arguments(given, controls, lambda schedule, own: settings_of(given, schedule, own))
 
     assert asked({"refine": 2}, {"temperature": 0.5})["settings"].temperature == 0.5
-    assert asked({"refine": 2, "temperature": 0.7}, {"temperature": 0.5})["settings"].temperature == 0.7
+    assert asked({"refine": 2, "temperature": 0.7}, {})["settings"].temperature == 0.7
+    for more in ({}, {"refine": 2}):
+        with pytest.raises(UserError, match="give one"):
+            asked({"temperature": 0.7, **more}, {"temperature": 0.5})
     with pytest.raises(UserError, match="no control 'churn'"):
         asked({"refine": 2}, {"churn": 1.0})

@@ -193,6 +193,9 @@ def _gap(given: int | None, infill: str | None) -> int:
 def _check_places(out: Path | None, logits: Path | None, replay: Path | None, trace: Path | None) -> None:
     """Refuse, before any work is done, to write where nothing can be written."""
     options.check_files(out, logits)
+    for name, path, ending in (("replay", replay, ".html"), ("logits", logits, ".npy")):
+        if path is not None and path.is_file() and path.suffix.lower() != ending:
+            raise UserError(f"`{name}` would overwrite {path}: give a new name, or one that ends in {ending}")
     if replay is not None:  # its folder is made, as that of `trace` is
         check_writable(replay)
         options.check_room(replay.parent)

@@ -53,6 +53,14 @@ MORE_MEMORY = {
 }
 """What helps a command that runs out of memory, where it is not --batch."""
 
+ELSEWHERE: dict[str | None, dict[str, str]] = {
+    "train": {
+        "length": "corpus.length",
+        "text_field": "`convergeflow prepare --text-field`, and train on the folder that it makes",
+    }
+}
+"""How a setting is given that is no option of a command."""
+
 PLAIN: dict[str, Any] = {
     "rich_markup_mode": None,  # plain text: the same help on a screen, in a pipe and in the documentation
     "add_completion": False,
@@ -268,7 +276,9 @@ def _with_flags(message: str, command: Any) -> str:
 
     A name in backticks that is no option of the command stays as it is.
     """
-    flags = {flag.removeprefix("--").replace("-", "_"): flag for flag in _flags(command)}
+    flags = ELSEWHERE.get(command.name, {}) | {
+        flag.removeprefix("--").replace("-", "_"): flag for flag in _flags(command)
+    }
     return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), message)
 
 

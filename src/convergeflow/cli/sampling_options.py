@@ -90,10 +90,9 @@ def sample_arguments(
     loaded: LanguageModel, sampling: SamplingOptions, knobs: Mapping[str, Any], length: int | None = None
 ) -> dict[str, Any]:
     """What `model.sample` gets; with a `length` the budget is at least what a text of that length needs."""
-    from convergeflow.systems.generation import one_call_a_token
+    from convergeflow.systems.generation import check_budget
 
-    if sampling.nfe is not None and one_call_a_token(loaded):
-        raise UserError(f"`nfe` has no effect on {loaded.method}, which makes one network call a token: leave it out")
+    check_budget(loaded, sampling.nfe)
     return loaded.sampling_arguments(sampling.given(), knobs, sampling.settings, length)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import signal
 import socket
 import sys
@@ -47,6 +48,7 @@ def serve(
       convergeflow serve stories-small runs/mine --port 8080 --limit queue=64
       CONVERGEFLOW_TOKEN=secret convergeflow serve --host 0.0.0.0
     """
+    address = f"[{host}]" if ":" in host else host
     loopback = _is_loopback(host)
     if not loopback and not token:
         raise UserError(f"`host` {host} can be reached from other machines: set `token`, or the host to 127.0.0.1")
@@ -56,6 +58,7 @@ def serve(
         import uvicorn
 
         from convergeflow.serving.api import Server
+        from convergeflow.serving.closing import Closer
     except ModuleNotFoundError as missing:
         raise UserError(f"{missing.name} is not installed: pip install 'convergeflow[serve]'") from None
     import torch
@@ -66,10 +69,16 @@ def serve(
 
     limits = Limits().changed(limit or [])
     if threads is not None:
+        if threads > (cores := os.cpu_count() or 1):
+            raise UserError(f"`threads` {threads} is more than the {cores} cores of this machine")
         torch.set_num_threads(threads)
-    shelf = Shelf(models or zoo.shipped_models(), device)
+    sources = models or zoo.shipped_models()
+    for source in sources:
+        zoo.locate(source)
+    listening = _listening(host, port)  # before models are loaded, which takes seconds
+    shelf = Shelf(sources, device)
     server = Server(shelf, limits, token=token, say=lambda line: print(line, file=sys.stderr, flush=True))
-    hosts = frozenset({"127.0.0.1", "[::1]", "localhost"}) if loopback else None
+    hosts = frozenset({"127.0.0.1", "[::1]", "localhost", address}) if loopback else None
     config = uvicorn.Config(
         server.application(hosts),
         host=host,
@@ -77,28 +86,34 @@ def serve(
         log_level="error",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(limits.grace) + 1,
         timeout_keep_alive=30,
     )
-    try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as failure:
-        said = "is already in use: choose another with `port`" if failure.errno == errno.EADDRINUSE else str(failure)
-        raise ConvergeFlowError(f"{host} port {port} {said}") from None
-    address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{listening.getsockname()[1]}"
     note(f"serving {', '.join(shelf.models)} at {url} (Ctrl-C finishes what runs and stops)")
     if browser:
         import webbrowser
 
         webbrowser.open(url)
-    # The server hands its signals on once it has finished what ran; then they have done their work.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: None)
-    runner = uvicorn.Server(config)
+    runner = Closer(config, server)
+    for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn listens to them once it has started
+        signal.signal(each, runner.handle_exit)
     runner.run(sockets=[listening])
     if not runner.started:
         raise ConvergeFlowError("the server could not start: see the lines above")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket at an address, or what is wrong with the address."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except PermissionError:
+        raise UserError(f"port {port} is for administrators: choose another with `port`, from 1024 on") from None
+    except OSError as failure:
+        if failure.errno == errno.EADDRINUSE:
+            raise UserError(f"{host} port {port} is already in use: choose another with `port`") from None
+        if failure.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME):
+            raise UserError(f"`host` {host} is no address of this machine; 0.0.0.0 stands for all of them") from None
+        raise ConvergeFlowError(f"{host} port {port}: {failure}") from None
 
 
 def _is_loopback(host: str) -> bool:

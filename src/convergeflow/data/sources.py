@@ -401,13 +401,12 @@ def _read_jsonl(file: Path, field: str, skip: int, share: float = 1.0) -> Iterat
             if number <= skip:
                 continue
             where = f"{file}, line {number}"
+            line = _utf8(raw, where)
             try:
-                row = json.loads(_utf8(raw, where)) if raw.strip() else ""
+                row = json.loads(line) if raw.strip() else ""
             except RecursionError:
                 raise UserError(f"{where} is nested too deeply") from None
             except ValueError as failure:
-                if isinstance(failure, UserError):
-                    raise
                 raise UserError(f"{where} is not JSON: {' '.join(str(failure).split())[:120]}") from failure
             text = row if isinstance(row, str) else _field(row, field, where)
             if b"\\u" in raw and (half := _HALF.search(text)):
@@ -476,12 +475,13 @@ def _utf8(raw: bytes, where: Path | str) -> str:
 
 
 def _field(row: Any, field: str, where: str) -> str:
-    if not isinstance(row, dict) or field not in row:
-        names = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-        raise UserError(f"{where} has no field {field!r} (it has {names}); choose one with `text_field`")
-    if not isinstance(row[field], str):
-        raise UserError(f"the field {field!r} of {where} holds {type(row[field]).__name__}, not text")
-    return str(row[field])
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is {json.dumps(row)[:40]}: a line must be a text, or an object with a text")
+    if field not in row:
+        raise UserError(f"{where} has no field {field!r} (it has {', '.join(row)}); choose one with `text_field`")
+    if not isinstance(row[field], str | None):
+        raise UserError(f"the field {field!r} of {where} holds {json.dumps(row[field])[:40]}, not text")
+    return row[field] or ""  # null is no text, as in parquet
 
 
 def _line_end(text: str, place: int, share: float) -> int:

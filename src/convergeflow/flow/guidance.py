@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.kinds import Checked
 from convergeflow.plugins import Registry
 
 if TYPE_CHECKING:  # naming the controls must not load torch
     from torch import Tensor
 
     from convergeflow.flow.schedule import Coefficients, Schedule
-
 
 _OF_THE_PAPER: dict[str, tuple[Callable[[Coefficients], Tensor], str]] = {
     "A": (lambda at: at.sigma.new_ones(at.sigma.shape), "constant strength"),
@@ -35,7 +35,7 @@ GUIDANCE: Registry[Callable[[Coefficients], Tensor]] = Registry("guidance schedu
 
 
 @dataclass(frozen=True)
-class Controls:
+class Controls(Checked):
     """Nominal strengths of the three controls and the configuration that adapts each; an annotation explains each."""
 
     refine: Annotated[int, "K: self-conditioned refinements per step."] = 1

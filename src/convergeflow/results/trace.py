@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convergeflow import files
+from convergeflow.errors import UserError
 from convergeflow.results.frames import Array, Frame, Frames
 
 
@@ -53,6 +54,8 @@ class Trace(Frames):
 
         Finished sequences keep their last tokens and have no further distances. A direct predictor has no weights.
         """
+        if not self.frames:
+            raise UserError("nothing was traced yet: give the trace to `generate` as `observe`")
         first = min(frame.start for frame in self.frames)
         positions = max(frame.start + frame.token.shape[1] for frame in self.frames) - first
         shape = (len(self._first_block), 1 + max(max(frame.rows) for frame in self.frames), positions)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from convergeflow.errors import UserError, unknown_name
 from convergeflow.flow import SOLVERS
 from convergeflow.flow.guidance import Controls
+from convergeflow.kinds import Checked
 
 if TYPE_CHECKING:
     from convergeflow.flow.schedule import Schedule
@@ -23,7 +24,7 @@ RULES = ("weight", "prediction", "distance")
 
 
 @dataclass(frozen=True)
-class Freeze:
+class Freeze(Checked):
     """Stop computing what has converged.
 
     A position is settled when at `patience` grid points in a row its largest weight was at least `weight`, with one and
@@ -45,7 +46,7 @@ class Freeze:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """How samples are made, apart from their seeds; an annotation explains each control."""
 
     nfe: Annotated[int, "Network calls per sample, spent exactly."] = 64
@@ -89,8 +90,9 @@ class Settings:
                 raise UserError(f"`{name}` must be a positive number, 0.000001 to 1000, not {value}; 1 changes nothing")
         if self.solver == "kernel" and self.freeze is not None:
             raise UserError("`freeze` is for solvers that stop at the grid's end: drop it or `solver` kernel")
-        if self.block is not None and self.block < 1:
-            raise UserError(f"`block` must be at least 1, not {self.block}")
+        for name, count in (("nfe", self.nfe), ("block", self.block)):
+            if count is not None and count < 1:
+                raise UserError(f"`{name}` must be at least 1, not {count}")
         if not isinstance(self.grid, str):
             from convergeflow.flow.grid import check_grid
 

@@ -17,7 +17,7 @@ from convergeflow.errors import UserError
 from convergeflow.results.frames import Frame
 from convergeflow.serving.models import Served
 from convergeflow.serving.requests import Completion, Own
-from convergeflow.serving.ticket import Answer, Busy, Job, OutOfTime
+from convergeflow.serving.ticket import Answer, Busy, Closing, Job, OutOfTime
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -36,10 +36,10 @@ def refused(status: int, message: str, param: str | None = None, **headers: str)
 def status_of(failure: BaseException) -> tuple[int, str]:
     """The status and the sentence for a request that failed; what is not expected says nothing of the inside."""
     if isinstance(failure, UserError):
-        return 400, str(failure)
+        return 400, str(failure).replace("`length`", "`max_tokens`")  # as OpenAI calls it
     if isinstance(failure, Busy):
         return 429, str(failure)
-    if isinstance(failure, OutOfTime):
+    if isinstance(failure, OutOfTime | Closing):
         return 503, str(failure)
     if type(failure).__module__.startswith("convergeflow."):
         return 422, str(failure)
@@ -137,14 +137,14 @@ class Reply:
 
     def answered(self, ids: list[int]) -> str:
         """What OpenAI's clients expect: without the prompt unless it is to be echoed, and of an infill its middle."""
-        text = self.text(ids)
-        clamp = self.job.arguments.get("clamp")
-        if self.asked.echo or clamp is None or not self.asked.prompt:
+        text, first = self.text(ids), self.job.given
+        if self.asked.echo:
             return text
-        given = int(clamp.known.long().cumprod(0).sum())
-        if self.asked.suffix:
-            text = self.text(ids[: given + self.asked.convergeflow.gap])
-        return text.removeprefix(self.text(ids[:given]))
+        last = first + self.asked.convergeflow.gap if self.asked.suffix else len(ids)
+        if last < len(ids):
+            text = self.text(ids[:last])
+        asked = self.asked.prompt or ""  # with the line breaks at its end, which a decoded text has not
+        return text.removeprefix(asked if text.startswith(asked) else self.text(ids[:first]))
 
     def usage(self, answer: Answer) -> dict[str, Any]:
         clamp = self.job.arguments.get("clamp")

@@ -36,6 +36,7 @@ from convergeflow.serving.models import Shelf
 from convergeflow.serving.replay import template
 from convergeflow.serving.requests import Completion, job_of
 from convergeflow.serving.ticket import Busy, Cancelled, Job, Ticket
+from convergeflow.systems.generation import calls_of
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 LOOK_AGAIN = 2.0
@@ -152,7 +153,7 @@ class Server:
         counts = self.engine.flows.counts
         each = counts.busy_seconds / counts.row_passes if counts.row_passes else None
         if settings is None or flow is None:
-            calls = job.arguments["nfe"]
+            calls = calls_of(job.served.model, job.arguments["nfe"], job.length)
             return JSONResponse({"calls": calls, "steps": calls, "seconds": None, "settings": None})
         plans = [
             piece.settings.plan(flow.schedule)
@@ -271,8 +272,12 @@ def _log(said: dict[str, Any], ticket: Ticket) -> None:
 
 async def _http(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
-    words = {404: "there is no such place: see /openapi.json for what there is", 405: "another method is needed here"}
-    message = words.get(failure.status_code, failure.detail)
+    message = failure.detail
+    if failure.status_code == 404:
+        message = "there is no such place: see /openapi.json for what there is"
+    elif failure.status_code == 405:
+        allowed = sorted((failure.headers or {}).get("Allow", "").split(", "))
+        message = f"the method here is {' or '.join(allowed)}, not {request.method}"
     answer = refused(failure.status_code, message)
     for name, value in (failure.headers or {}).items():
         answer.headers[name] = value

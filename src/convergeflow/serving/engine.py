@@ -2,7 +2,7 @@
 
 Requests of any preset, budget, noise level and refinement count share a pass; they join and leave between passes. A
 request that fails (impossible settings, numbers that overflow), is cancelled or runs out of time leaves alone. Systems
-without trajectories (the rivals) have a lane of their own, one request after the other.
+without trajectories (the rivals), and samplers without settings, have a lane of their own, one request after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from convergeflow.sampling.driver import Driver
 from convergeflow.sampling.events import Call, Prediction
 from convergeflow.sampling.integration import cohort, initial_noise
 from convergeflow.serving.limits import Limits
-from convergeflow.serving.ticket import Answer, Busy, Cancelled, Delivered, Job, Ticket
+from convergeflow.serving.ticket import Answer, Busy, Cancelled, Closing, Delivered, Job, Ticket
 from convergeflow.systems.finite import check_end
 
 
@@ -111,11 +111,14 @@ class Lane(threading.Thread):
         self.running: list[Ticket] = []
         self.wakened = threading.Condition()
         self.closing = False
+        self.at_once = False
+        """Whether what is there is not to be finished."""
 
     def put(self, ticket: Ticket) -> None:
         with self.wakened:
             if self.closing:
-                raise Busy(1)
+                raise Closing
+            self.clear()
             if len(self.waiting) >= self.limits.queue:
                 raise Busy(self.comes_back())
             self.waiting.append(ticket)
@@ -131,12 +134,13 @@ class Lane(threading.Thread):
             with self.wakened:
                 while not (self.waiting or self.running or self.closing):
                     self.wakened.wait()
+                self.clear()
                 if self.closing and not (self.waiting or self.running):
                     return
                 joining = self.admitted()
             for ticket in joining:
                 with self.ending(ticket):
-                    ticket.check()
+                    self.check(ticket)
                     self.begin(ticket)
                     self.running.append(ticket)
             began = time.monotonic()
@@ -147,6 +151,19 @@ class Lane(threading.Thread):
                     with self.ending(ticket):
                         raise failure
             self.counts.busy_seconds += time.monotonic() - began
+
+    def check(self, ticket: Ticket) -> None:
+        """Raises if a ticket is not to go on."""
+        if self.at_once:
+            raise Closing
+        ticket.check()
+
+    def clear(self) -> None:
+        """Who went away, or is too late, makes room in the queue."""
+        with self.wakened:
+            for ticket in list(self.waiting):
+                with self.ending(ticket):
+                    self.check(ticket)
 
     def admitted(self) -> list[Ticket]:
         """In their order, as many as fit into a pass."""
@@ -166,13 +183,15 @@ class Lane(threading.Thread):
         try:
             yield
         except Exception as failure:
-            self.counts.ended["cancelled" if isinstance(failure, Cancelled) else "failed"] += 1
-            self.leave(ticket)
+            with self.wakened:
+                self.counts.ended["cancelled" if isinstance(failure, Cancelled) else "failed"] += 1
+                self.leave(ticket)
             ticket.fail(failure)
 
     def leave(self, ticket: Ticket) -> None:
-        if ticket in self.running:
-            self.running.remove(ticket)
+        for place in (self.running, self.waiting):
+            if ticket in place:
+                place.remove(ticket)
 
     def finish(self, ticket: Ticket, answer: Answer) -> None:
         self.leave(ticket)
@@ -187,10 +206,11 @@ class Lane(threading.Thread):
         """A step for everything that runs."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Take nothing more, finish what is there."""
+    def close(self, at_once: bool = False) -> None:
+        """Take nothing more, and finish what is there unless it is to end at once."""
         with self.wakened:
-            self.closing = True
+            self.closing, self.at_once = True, self.at_once or at_once
+            self.clear()
             self.wakened.notify()
 
 
@@ -214,7 +234,7 @@ class FlowLane(Lane):
     def advance(self) -> None:
         for ticket in list(self.running):
             with self.ending(ticket):
-                ticket.check()
+                self.check(ticket)
         rows = sum(len(ticket.job.seeds) for ticket in self.running)
         if not self.driver.step():
             rows = 0
@@ -241,15 +261,25 @@ class RivalLane(Lane):
         for ticket in list(self.running):
             with self.ending(ticket):
                 job = ticket.job
-                # Without a reader the frames are not kept, but a cancelled request still ends at the next step.
-                observe = Delivered(ticket) if job.watched else lambda step, ticket=ticket: ticket.check()
                 made = job.served.model.sample(
-                    len(job.seeds), job.length, seeds=list(job.seeds), observe=observe, **job.arguments
+                    len(job.seeds), job.length, seeds=list(job.seeds), observe=self.observer(ticket), **job.arguments
                 )
                 calls = made.extras["calls"].tolist()
                 self.counts.passes += max(calls)
                 self.counts.row_passes += sum(calls)
                 self.finish(ticket, Answer(made.ids, calls))
+
+    def observer(self, ticket: Ticket) -> Callable[[Any], None]:
+        """Ends a request that nobody waits for at its next step; without a reader no frames are kept."""
+        delivered = Delivered(ticket) if ticket.job.watched else None
+
+        def observe(step: Any) -> None:
+            self.check(ticket)
+            self.clear()
+            if delivered is not None:
+                delivered(step)
+
+        return observe
 
 
 class Engine:
@@ -270,8 +300,13 @@ class Engine:
     def submit(self, job: Job) -> Ticket:
         """Queue a job; raises `Busy` if there is no room."""
         ticket = Ticket(job, time.monotonic() + self.limits.seconds, self.limits.frames)
-        (self.rivals if job.served.predictor is None else self.flows).put(ticket)
+        (self.flows if "settings" in job.arguments else self.rivals).put(ticket)
         return ticket
+
+    def end_at_once(self) -> None:
+        """Tell everybody who waits that there will be no answer."""
+        for lane in self.lanes:
+            lane.close(at_once=True)
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish what runs and what waits, for so long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import time
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from convergeflow.errors import ConvergeFlowError
 from convergeflow.serving.answers import refused
+from convergeflow.serving.ticket import Closing
 
 HEADERS = {
     "content-security-policy": (
@@ -70,7 +72,8 @@ class Guard:
         headers = Headers(scope=scope)
         if self.hosts is not None and _host(headers.get("host", "")) not in self.hosts:
             # A page elsewhere may point a name of its own at this machine; it must not get answers.
-            answer = refused(400, "this server answers on loopback only: use http://127.0.0.1 or http://localhost")
+            names = " or ".join(f"http://{name}" for name in sorted(self.hosts))
+            answer = refused(400, f"this server answers on loopback only: use {names}")
             await answer(scope, receive, with_headers)
         elif not self._allowed(scope["path"], headers.get("authorization", "")):
             answer = refused(
@@ -117,6 +120,10 @@ class AccessLog:
 
         try:
             await self.app(scope, receive, watched)
+        except asyncio.CancelledError:  # the last thing that a server does to a request before it ends
+            said["failure"] = "Closing: the server ended"
+            if status == 0:
+                await refused(503, str(Closing()))(scope, receive, watched)
         except Exception as failure:
             said["failure"] = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
             if status == 0:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 from convergeflow.errors import UserError, unknown_name
 
+LARGEST = 10**9
+"""Above it a limit is none, and clocks and queues of the libraries overflow."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -35,8 +38,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if not getattr(self, each.name) > 0:
-                raise UserError(f"the limit {each.name} must be positive, not {getattr(self, each.name)}")
+            if not 0 < getattr(self, each.name) < LARGEST:
+                raise UserError(
+                    f"the limit {each.name} must be above 0 and below a billion, not {getattr(self, each.name)}"
+                )
 
     def changed(self, pairs: Sequence[str]) -> Limits:
         """With NAME=VALUE pairs in place."""

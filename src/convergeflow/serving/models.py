@@ -82,7 +82,9 @@ class Shelf:
         self.device = device
         self.sources = {_name(source): source for source in sources}
         if len(self.sources) < len(sources):
-            raise UserError("two models have the same name: rename one of the folders")
+            names = [_name(source) for source in sources]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"two models are called {twice}: name it once, or rename one of the folders")
         self.models = {name: Served.load(name, source, device) for name, source in self.sources.items()}
         self._refused: dict[str, Signature] = {}
 

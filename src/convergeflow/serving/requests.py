@@ -18,8 +18,10 @@ from convergeflow.sampling.wrappers import Clamp
 from convergeflow.serving.limits import Limits
 from convergeflow.serving.models import Served
 from convergeflow.serving.ticket import Job
+from convergeflow.systems.generation import calls_of, check_budget, one_call_a_token
 from convergeflow.systems.options import declared, settings_of
 from convergeflow.systems.prompt import GAP, followed_by_unknown, known_text
+from convergeflow.systems.protocol import LanguageModel
 
 LARGEST_SEED = 2**53 - 1
 """The largest whole number that every JSON reader keeps."""
@@ -112,29 +114,22 @@ def job_of(asked: Completion, served: Served, limits: Limits) -> Job:
     own, model = asked.convergeflow, served.model
     if asked.n > limits.samples:
         raise UserError(f"`n` is at most {limits.samples} on this server, not {asked.n}")
+    _check_effect(asked)
     clamp = _known(asked, served)
+    given_tokens = 0 if clamp is None else int(clamp.known.long().cumprod(0).sum())
     length = asked.max_tokens or max(model.config.length, 0 if clamp is None else len(clamp.tokens))
     if length > limits.length:
         raise UserError(f"`max_tokens` is at most {limits.length} on this server, not {length}")
     clamp = _pinned(served, own.pins, None if clamp is None else followed_by_unknown(clamp, length), length)
-    given = own.given()
-    if isinstance(given.get("grid"), list):
-        given["grid"] = tuple(given["grid"])
-    elif str(given.get("grid", "")).endswith(".npy"):
-        raise UserError("`grid` is a name or a list of times here, not a file")
-    if asked.temperature is not None:
-        given.setdefault("temperature", asked.temperature)
-    arguments = model.sampling_arguments(
-        given, own.set, lambda schedule, preset: settings_of(given, schedule, preset), length
-    )
-    calls = arguments["settings"].nfe if "settings" in arguments else arguments["nfe"]
+    arguments = _arguments(asked, model, length)
+    calls = calls_of(model, arguments["settings"].nfe if "settings" in arguments else arguments["nfe"], length)
     if calls > limits.calls:
-        raise UserError(f"`nfe` is at most {limits.calls} on this server, not {calls}")
+        what = "max_tokens" if one_call_a_token(model) else "nfe"
+        raise UserError(f"`{what}` is at most {limits.calls} on this server, not {calls}")
     if calls < 1:
         raise UserError(f"`nfe` must be at least 1, not {calls}")
-    flow = model.as_flow()
-    if flow is not None:
-        _check_plans(flow, arguments["settings"], length, clamp, limits)
+    if "settings" in arguments:
+        _check_plans(model.as_flow(), arguments["settings"], length, clamp, limits)
     else:
         for name in own.set:
             if name not in model.controls:
@@ -143,7 +138,35 @@ def job_of(asked: Completion, served: Served, limits: Limits) -> Job:
         arguments = {**arguments, "clamp": clamp}
     seed = secrets.randbelow(LARGEST_SEED - limits.samples) if asked.seed is None else asked.seed
     watched = asked.stream and (own.diffusing or own.frames)
-    return Job(served, range(seed, seed + asked.n), length, arguments, watched)
+    return Job(served, range(seed, seed + asked.n), length, arguments, watched, given_tokens)
+
+
+def _arguments(asked: Completion, model: LanguageModel, length: int) -> dict[str, Any]:
+    """How the samples are to be made."""
+    given = asked.convergeflow.given()
+    if isinstance(given.get("grid"), list):
+        given["grid"] = tuple(given["grid"])
+    elif str(given.get("grid", "")).endswith(".npy"):
+        raise UserError("`grid` is a name or a list of times here, not a file")
+    if asked.temperature is not None:
+        given["temperature"] = asked.temperature
+    check_budget(model, given.get("nfe"))
+    return model.sampling_arguments(
+        given, asked.convergeflow.set, lambda schedule, preset: settings_of(given, schedule, preset), length
+    )
+
+
+def _check_effect(asked: Completion) -> None:
+    """Refuse what would have no effect, and what is said twice."""
+    own = asked.convergeflow
+    if "gap" in own.model_fields_set and not asked.suffix:
+        raise UserError("`gap` has no effect without `suffix`")
+    streamed = {"diffusing": own.diffusing, "frames": own.frames, "stream_options": asked.stream_options is not None}
+    for name, wanted in streamed.items():
+        if wanted and not asked.stream:
+            raise UserError(f"`{name}` has no effect without `stream`")
+    if asked.temperature is not None and own.given().get("temperature") is not None:
+        raise UserError("`temperature` stands in the request and in `convergeflow`: give one of them")
 
 
 def _check_plans(flow: Any, settings: Any, length: int, clamp: Clamp | None, limits: Limits) -> None:
@@ -160,10 +183,10 @@ def _check_plans(flow: Any, settings: Any, length: int, clamp: Clamp | None, lim
 
 def _known(asked: Completion, served: Served) -> Clamp | None:
     """The tokens of prompt and suffix."""
+    for name, text in (("prompt", asked.prompt), ("suffix", asked.suffix)):
+        if text and GAP in text and (asked.suffix or served.tokenizer.kind == "word"):
+            raise UserError(f"`{name}` must not hold {GAP}: the gap is between `prompt` and `suffix`")
     if asked.suffix:
-        for name, text in (("prompt", asked.prompt), ("suffix", asked.suffix)):
-            if text and GAP in text:
-                raise UserError(f"`{name}` must not hold {GAP}: the gap is between `prompt` and `suffix`")
         return known_text(served.tokenizer, None, f"{asked.prompt or ''}{GAP}{asked.suffix}", asked.convergeflow.gap)
     return known_text(served.tokenizer, asked.prompt, None, 1) if asked.prompt else None
 
@@ -181,6 +204,8 @@ def _pinned(served: Served, pins: list[Pin], clamp: Clamp | None, length: int) -
         token = pin.token if pin.token is not None else _one_token(served, pin.text or "")
         if token >= served.model.config.vocabulary:
             raise UserError(f"a pin has token {token}, the vocabulary has {served.model.config.vocabulary}")
+        if known[pin.position] and tokens[pin.position] != token:
+            raise UserError(f"a pin at position {pin.position} contradicts `prompt`, `suffix` or another pin: drop one")
         tokens[pin.position], known[pin.position] = token, True
     return Clamp(tokens, known)
 

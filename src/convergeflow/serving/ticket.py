@@ -24,6 +24,13 @@ class Busy(ConvergeFlowError):
         self.seconds = seconds
 
 
+class Closing(ConvergeFlowError):
+    """The server ends before the answer is there."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is closing: send the request again")
+
+
 class OutOfTime(ConvergeFlowError):
     """A request took longer than the server grants."""
 
@@ -43,6 +50,8 @@ class Job:
     """`settings` and `clamp` of a flow; the budget and controls of a rival."""
     watched: bool = False
     """Whether frames are wanted."""
+    given: int = 0
+    """Tokens of the prompt, with which every sample begins."""
 
 
 @dataclass(frozen=True)

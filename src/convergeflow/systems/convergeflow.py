@@ -174,9 +174,7 @@ class ConvergeFlowModel(LanguageModel):
         self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
     ) -> dict[str, Any]:
         if controls:
-            raise UserError(
-                f"{self.method} has no control {next(iter(controls))!r} of its own; its controls are options"
-            )
+            raise UserError(f"{self.method} has no control {next(iter(controls))!r} of its own: all are options")
         chosen = settings(self.schedule, self.config.preset)
         if "decode" not in given and self.network.predictor == "direct":  # it has no weights to read tokens off
             chosen = replace(chosen, decode=self.network.head.rule)

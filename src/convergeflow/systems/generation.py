@@ -5,11 +5,15 @@ Without a word about sampling a model is sampled as its makers meant it, with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from convergeflow.errors import UserError, unknown_name
+from convergeflow.kinds import text, whole
+from convergeflow.sampling.settings import Settings
 from convergeflow.sampling.wrappers import Clamp
 from convergeflow.systems.options import declared, settings_of, tuned
 from convergeflow.systems.prompt import Span, followed_by_unknown, gaps_of, known_text, marked
@@ -21,6 +25,13 @@ LONGER = 64
 """How many times longer than its training text a model may be asked to write; nothing was ever learned beyond."""
 OF_SAMPLE = ("observe", "clamp", "batch", "settings", "noise", "want_logits")
 """Keywords that go to the sampler as they are."""
+KINDS: dict[str, tuple[Any, str]] = {
+    "settings": (Settings, "made by Settings(...) or preset(...)"),
+    "observe": (Callable, "a function of a step"),
+    "noise": (Tensor, "a tensor (torch.from_numpy makes one of an array)"),
+    "clamp": (Clamp, "a Clamp of tokens"),
+}
+"""What some of them are."""
 
 
 def longest(model: LanguageModel) -> int:
@@ -31,6 +42,12 @@ def longest(model: LanguageModel) -> int:
 def one_call_a_token(model: LanguageModel) -> bool:
     """Whether a model writes from left to right, so that its length decides how many calls it makes."""
     return "cache" in model.controls
+
+
+def check_budget(model: LanguageModel, nfe: int | None) -> None:
+    """Refuse a number of calls where it has no effect."""
+    if nfe is not None and one_call_a_token(model):
+        raise UserError(f"`nfe` has no effect on {model.method}, which makes one network call a token: leave it out")
 
 
 def calls_of(model: LanguageModel, nfe: int, length: int) -> int:
@@ -77,6 +94,9 @@ def sampler_arguments(model: LanguageModel, options: Mapping[str, Any], length: 
     """What `sample` gets for options by name: settings as a whole, or a preset and controls, as on the command line."""
     passed = {name: options[name] for name in OF_SAMPLE if options.get(name) is not None}
     rest = {name: value for name, value in options.items() if name not in OF_SAMPLE and value is not None}
+    for name, (kind, wanted) in KINDS.items():
+        if name in passed and not isinstance(passed[name], kind):
+            raise UserError(f"`{name}` must be {wanted}, not {type(passed[name]).__name__}")
     if "settings" in passed:
         if rest:
             raise UserError(f"`settings` are whole: change `{next(iter(rest))}` in them, or leave `settings` out")
@@ -89,6 +109,7 @@ def sampler_arguments(model: LanguageModel, options: Mapping[str, Any], length: 
     for name in given:
         if name not in known:
             raise unknown_name("option", name, [*known, *OF_SAMPLE, *model.controls])
+    check_budget(model, given.get("nfe"))
     return passed | model.sampling_arguments(
         given, controls, lambda schedule, own: settings_of(given, schedule, own), length
     )
@@ -106,6 +127,13 @@ def generate(
     options: Mapping[str, Any],
 ) -> Samples:
     """`num` samples with consecutive seeds; what fills the gaps of an infill is marked in `Samples.marked`."""
+    num, seed, gap = whole("num", num, 1), whole("seed", seed), whole("gap", gap)
+    length = None if length is None else whole("length", length, 1)
+    for name, given in (("prompt", prompt), ("infill", infill)):
+        if given is not None:
+            text(name, given)
+    if options.get("batch") is not None:
+        options = {**options, "batch": whole("batch", options["batch"], 1)}
     outline = outlined(model, prompt, infill, gap, length)
     if outline.clamp is not None and options.get("clamp") is not None:
         raise UserError("`clamp` says which tokens are known: leave `prompt` and `infill` out")

@@ -57,12 +57,15 @@ class LangFlowModel(ConvergeFlowModel):
         self, given: Mapping[str, Any], controls: Mapping[str, Any], settings: MakeSettings, length: int | None = None
     ) -> dict[str, Any]:
         """LangFlow's own sampler, unless an option of ConvergeFlow's is given."""
+        if "temperature" in given and "temperature" in controls:
+            raise UserError("`temperature` is given twice, as an option and in `set`: give one of them")
+        if "settings" in controls:
+            raise UserError("`settings` are no control for `set`: give their options one by one")
         own = {name: value for name, value in given.items() if name in ("nfe", "temperature")}
         if len(own) < len(given):
             others = {name: value for name, value in controls.items() if name != "temperature"}
             made = super().sampling_arguments(given, others, lambda schedule, _: settings(schedule, None), length)
-            tempered = {} if "temperature" in given or not controls else dict(controls)
-            return {**made, "settings": replace(made["settings"], **tempered)}
+            return {**made, "settings": replace(made["settings"], **controls)}
         return {"nfe": 64, **controls, **own}
 
     def sample(  # type: ignore[override]

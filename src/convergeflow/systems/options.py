@@ -32,21 +32,32 @@ def settings_of(given: Mapping[str, Any], schedule: Schedule, default: str | Non
         base = preset_for(base, schedule, nfe=given.get("nfe"))
     if named is None and given.get("self_condition", "recursive") != "recursive":
         base = replace(base, controls=Controls())  # nobody asked for the refinements of the model's own preset
-    for name in (f.name for f in fields(Controls) if f.name.endswith("_schedule") and f.name in given):
+    controls = _controls(given, base.controls)
+    _freeze(given)
+    return replace(base, controls=controls, **given)
+
+
+def _controls(given: dict[str, Any], base: Controls) -> Controls:
+    """The controls among the options, which leave `given`; a schedule of its own needs a strength."""
+    names = [f.name for f in fields(Controls)]
+    for name in given:
         strength = name.removesuffix("_schedule")
-        if strength not in given and not getattr(base.controls, strength):
+        if name in names and strength != name and strength not in given and not getattr(base, strength):
             raise UserError(f"`{name}` has no effect without `{strength}`: give that too")
     everywhere = given.pop("schedule", None)
-    if everywhere is not None:
-        given = dict.fromkeys((f.name for f in fields(Controls) if f.name.endswith("_schedule")), everywhere) | given
-    controls = {f.name: given.pop(f.name) for f in fields(Controls) if f.name in given}
-    controls = {name: _registered(value) for name, value in controls.items()}
+    schedules = {} if everywhere is None else {n: everywhere for n in names if n.endswith("_schedule")}
+    found = schedules | {name: given.pop(name) for name in names if name in given}
+    return replace(base, **{name: _registered(value) for name, value in found.items()})
+
+
+def _freeze(given: dict[str, Any]) -> None:
+    """Put one `Freeze` in the place of the switch, or of the limits that Python has, and of further limits."""
     limits = {f.name: given.pop(f"freeze_{f.name}") for f in fields(Freeze) if f"freeze_{f.name}" in given}
-    if limits and not given.get("freeze"):
+    before = given.get("freeze")
+    if limits and not before:
         raise UserError(f"`freeze_{next(iter(limits))}` has no effect without `freeze`")
-    if given.get("freeze"):
-        given["freeze"] = Freeze(**limits)
-    return replace(base, controls=replace(base.controls, **controls), **given)
+    if before:
+        given["freeze"] = replace(before, **limits) if isinstance(before, Freeze) else Freeze(**limits)
 
 
 def tuned(path: str) -> Settings:

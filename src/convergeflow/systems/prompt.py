@@ -29,8 +29,7 @@ def known_text(
         raise UserError(
             f"{infill.count(GAP)} x {gap} unknown tokens are more than the {longest} that this model can make"
         )
-    if infill is not None and GAP not in infill:
-        raise UserError(f"`infill` has no gap: write {GAP} where text is to be filled in")
+    _check_gaps(prompt, infill, tokenizer)
     tokens: list[int] = []
     known: list[bool] = []
     for number, piece in enumerate([prompt or ""] if infill is None else infill.split(GAP)):
@@ -44,6 +43,16 @@ def known_text(
     if not any(known):
         raise UserError("`prompt` or `infill` has no word: leave it out for a free sample, or write what is known")
     return Clamp(torch.tensor(tokens), torch.tensor(known))
+
+
+def _check_gaps(prompt: str | None, infill: str | None, tokenizer: Tokenizer) -> None:
+    """Refuse gaps where none can be, and others than are meant."""
+    if infill is not None and GAP not in infill:
+        raise UserError(f"`infill` has no gap: write {GAP} where text is to be filled in")
+    if infill is not None and f"{GAP}_" in infill:
+        raise UserError(f"a gap is written {GAP}, with three underscores: `infill` has more in a row")
+    if prompt is not None and GAP in prompt and tokenizer.kind == "word":
+        raise UserError(f"{GAP} stands for a gap: a text with gaps is given as `infill`, not as `prompt`")
 
 
 def followed_by_unknown(clamp: Clamp, length: int) -> Clamp:

@@ -28,6 +28,7 @@ from convergeflow.device import Precision, dtype_named, precision_of, state_dtyp
 from convergeflow.errors import ConvergeFlowError, UserError
 from convergeflow.files import write_json
 from convergeflow.flow.schedule import Schedule
+from convergeflow.kinds import whole
 from convergeflow.objective.losses import Loss
 from convergeflow.plugins import Registry
 from convergeflow.randomness import RowDraws, derive_seed
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "card.md"
+MOST_SAMPLES = 1_000_000
 MOST_CALLS = 100_000
 """Network calls per sample; the paper makes 1024 at most."""
 
@@ -250,11 +252,14 @@ class LanguageModel(nn.Module):
         """
         if self.bound_kind is None:
             raise UserError(f"{self.method} has no likelihood bound")
-        if isinstance(text, Tensor):
-            return self.bound_of_ids(text, draws=draws or streams(seed, len(text)), **how)
-        from convergeflow.systems.texts import bound_of_texts
+        if "repeats" in how:
+            how["repeats"] = whole("repeats", how["repeats"])
+        from convergeflow.systems.texts import bound_of_texts, checked_ids
 
-        return bound_of_texts(self, [text] if isinstance(text, str) else list(text), seed, **how)
+        if hasattr(text, "shape"):  # of a tensor, or of numpy's array
+            ids = checked_ids(torch.as_tensor(text), int(self.config.vocabulary))
+            return self.bound_of_ids(ids, draws=draws or streams(seed, len(ids)), **how)
+        return bound_of_texts(self, [text] if isinstance(text, str) else text, whole("seed", seed), **how)
 
     def bound_of_ids(self, tokens: Tensor, *, draws: RowDraws, **how: Any) -> Bound:
         """The bound of `tokens` [n, L], where a system has a `bound_kind`; `how` has `repeats` and `progress`."""
@@ -270,6 +275,8 @@ class LanguageModel(nn.Module):
         """
         own, unknown = dict(controls), dict(given)
         nfe = unknown.pop("nfe", 64)
+        if "temperature" in own and "temperature" in unknown:
+            raise UserError("`temperature` is given twice, as an option and in `set`: give one of them")
         if "temperature" in self.controls and "temperature" in unknown:
             own["temperature"] = unknown.pop("temperature")
         if unknown:
@@ -332,6 +339,8 @@ class LanguageModel(nn.Module):
     def _check_request(self, num: int, length: int, seeds: Sequence[int], nfe: int) -> None:
         if len(seeds) != num:
             raise UserError(f"{num} samples need {num} seeds, not {len(seeds)}")
+        if num > MOST_SAMPLES:
+            raise UserError(f"{num:,} samples are more than {MOST_SAMPLES:,} at once: make them in several calls")
         if num < 1 or length < 1 or not 1 <= nfe <= MOST_CALLS:
             raise UserError(
                 f"the number of samples, their length and nfe must be at least 1, and nfe at most {MOST_CALLS:,}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from convergeflow.errors import UserError
 from convergeflow.randomness import RowDraws, derive_seed
@@ -16,10 +17,21 @@ if TYPE_CHECKING:
     from convergeflow.systems.protocol import LanguageModel
 
 
+def checked_ids(ids: Tensor, vocabulary: int) -> Tensor:
+    """Token ids of a model with such a vocabulary."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise UserError(f"token ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise UserError(f"token ids of this model are 0 to {vocabulary - 1}, not {int(ids.min())} to {int(ids.max())}")
+    return ids.long()
+
+
 def bound_of_texts(model: LanguageModel, texts: Sequence[str], seed: int, **how: Any) -> Bound:
     """The bound of texts as they stand: no end of text is added. Their nats are sums over their tokens."""
     if model.tokenizer is None:
         raise UserError("a bound of texts needs a tokenizer, and this checkpoint has none: give token ids [n, L]")
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise UserError("a bound is of texts, or of token ids as a tensor or an array [n, L]")
     if not texts:
         raise UserError("a bound needs at least one text")
     for text in texts:

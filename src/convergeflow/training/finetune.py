@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from convergeflow.errors import ConvergeFlowError, UserError
+from convergeflow.kinds import whole
 from convergeflow.systems.protocol import LanguageModel
 from convergeflow.training import run
 from convergeflow.training.config import from_dict
@@ -35,7 +36,7 @@ def finetune(
     `texts` are files or folders, as `convergeflow prepare` takes them, or the texts themselves. The token table and the
     noise schedule stay as they are. The last part of the text is held out, and the journal has its numbers.
     """
-    out = Path(out)
+    out, steps, batch, seed = Path(out), whole("steps", steps, 1), whole("batch", batch, 1), whole("seed", seed, 0)
     if model.tokenizer is None:
         raise UserError("fine-tuning needs the model's tokenizer, and this checkpoint has none")
     run.refuse_other_files(out)
@@ -65,8 +66,8 @@ def finetune(
 
 def _paths(texts: str | Path | Sequence[str | Path], out: Path) -> list[str]:
     """Files to read: those that were named, or one that the texts are written to."""
-    given: list[Any] = [texts] if isinstance(texts, str | Path) else list(texts)
-    if not given:
+    given: list[Any] = [texts] if isinstance(texts, str | Path) or not isinstance(texts, Iterable) else list(texts)
+    if not given or not all(isinstance(one, str | Path) for one in given):
         raise UserError("fine-tuning needs text: give files, folders or texts")
     if all(_is_file(one) for one in given):
         return [str(one) for one in given]
@@ -81,6 +82,6 @@ def _paths(texts: str | Path | Sequence[str | Path], out: Path) -> list[str]:
 
 def _is_file(one: str | Path) -> bool:
     try:
-        return Path(one).exists()
+        return bool(str(one).strip()) and Path(one).exists()  # an empty text is not the present folder
     except OSError:  # a text is too long for a name
         return False

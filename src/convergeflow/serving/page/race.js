@@ -30,7 +30,7 @@ export class RacePanel {
     const calls = body.convergeflow.nfe ?? 64;
     await Promise.all(this.runners.map((runner) => {
       if (runner.method === "convergeflow") return this.follow(runner, body);
-      if (runner.model) return this.follow(runner, { model: runner.model.id, seed: body.seed, convergeflow: { nfe: calls } });
+      if (runner.model) return this.follow(runner, { model: runner.model.id, seed: body.seed, convergeflow: runner.method === "ar" ? {} : { nfe: calls } });
       return runner.status.textContent = "not on this server";
     }));
     this.button.disabled = false;
