@@ -31,7 +31,7 @@ def test_the_openai_client_completes_and_streams(models: list[str]) -> None:
     assert alone.texts is not None
     with running(*models) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        assert {model.id for model in client.models.list()} == {"tiny", "blocks", "ar"}
+        assert {model.id for model in client.models.list()} == {"tiny", "blocks", "ar", "langflow"}
         own = {"convergeflow": {"nfe": 6}}
         made = client.completions.create(model="tiny", prompt="", seed=11, n=2, extra_body=own)
         assert [choice.text for choice in made.choices] == alone.texts
