@@ -24,6 +24,7 @@ REPORTS = {
     "reproduction-basic": ("basic", scale_by_name("basic").experiments),
     "reproduction-basic-gentle": ("basic-gentle", scale_by_name("basic-gentle").experiments),
     "reproduction-basic-15000": ("basic", ("configurations",)),
+    "reproduction-basic-joint/full": (str(JOINT / "full.yaml"), ("controls",)),
     "reproduction-basic-joint/gentle": (str(JOINT / "gentle.yaml"), scale_by_name("basic-gentle").experiments),
 }
 """Folder -> the scale of its report and the experiments that it holds."""
